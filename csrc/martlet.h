@@ -1,0 +1,185 @@
+/* The whole public C interface of martlet: what Python hands over and what it gets back.
+ *
+ * Knows nothing of Python, files or models in motion. cffi reads the part between the two marker
+ * lines below, so that part holds plain declarations only (no directives). The NumPy dtypes of
+ * runtime/ops.py mirror the structs; sizes and version are compared at load.
+ */
+#ifndef MARTLET_H
+#define MARTLET_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define MT_API __declspec(dllexport)
+#else
+#define MT_API __attribute__((visibility("default")))
+#endif
+
+/* ---- cffi begins ---- */
+
+enum {
+    MT_ABI_VERSION = 1,
+    MT_ERR_BYTES = 256 /* size of the message buffer that a failing call fills */
+};
+
+/* Weight formats carry ggml's type ids, as they stand in the file. */
+enum mt_format {
+    MT_F32 = 0,
+    MT_F16 = 1,
+    MT_Q4_0 = 2,
+    MT_Q4_1 = 3,
+    MT_Q5_0 = 6,
+    MT_Q5_1 = 7,
+    MT_Q8_0 = 8,
+    MT_Q2_K = 10,
+    MT_Q3_K = 11,
+    MT_Q4_K = 12,
+    MT_Q5_K = 13,
+    MT_Q6_K = 14,
+    MT_IQ4_NL = 20,
+    MT_IQ4_XS = 23,
+    MT_F64 = 28, /* tables computed at load (rope frequencies), never a matmul operand */
+    MT_BF16 = 30
+};
+
+enum mt_op_kind {
+    MT_OP_EMBED = 0,
+    MT_OP_NORM = 1,
+    MT_OP_QUANTIZE = 2,
+    MT_OP_LINEAR = 3,
+    MT_OP_ROPE_TABLE = 4,
+    MT_OP_ROPE_KV = 5,
+    MT_OP_ATTENTION = 6,
+    MT_OP_GLU = 7,
+    MT_OP_ADD = 8,
+    MT_OP_TAKE_ROWS = 9,
+    MT_N_OP_KINDS = 10
+};
+
+enum mt_op_flag {
+    MT_FLAG_ACCUMULATE = 1 /* out += result instead of out = result */
+};
+
+enum mt_buffer_kind { MT_BUF_F32 = 0, MT_BUF_Q8 = 1 };
+enum mt_row_kind { MT_ROWS_ALL = 0, MT_ROWS_OUT = 1 }; /* rows of the step, or of its logits */
+enum mt_rope_style { MT_ROPE_PAIR = 0, MT_ROPE_HALF = 1 };
+enum mt_activation { MT_ACT_SILU = 0, MT_ACT_GELU_TANH = 1 };
+enum mt_kv_type { MT_KV_F16 = 0, MT_KV_F32 = 1 };
+
+/* One recorded operation. Which fields an op reads is listed in runtime/ops.py; unused ids are -1. */
+typedef struct mt_op {
+    int32_t kind;
+    int32_t flags;
+    int32_t in[2];  /* buffer ids */
+    int32_t out;    /* buffer id */
+    int32_t w[6];   /* tensor ids */
+    int32_t i[9];   /* integer attributes */
+    float f[4];     /* float attributes */
+} mt_op;
+
+/* A matrix with one row per row of the step, at a fixed place in the arena. */
+typedef struct mt_buffer {
+    int32_t kind;      /* mt_buffer_kind */
+    int32_t rows;      /* mt_row_kind */
+    int32_t width;     /* values per row */
+    int32_t is_logits; /* 1: lives in mt_step.logits, not in the arena */
+    int64_t offset;    /* bytes from the start of the arena */
+    int64_t row_bytes; /* stride between rows */
+} mt_buffer;
+
+/* One weight as it stands in the file: rows x cols, blocks along cols. */
+typedef struct mt_tensor {
+    int32_t format;
+    int32_t flags;
+    int64_t rows;
+    int64_t cols;
+    int64_t n_bytes;
+    const void *data;
+} mt_tensor;
+
+typedef struct mt_kv_layer {
+    int32_t kv_heads;
+    int32_t head_dim;
+    int32_t value_dim;
+    int32_t pad;
+} mt_kv_layer;
+
+typedef struct mt_plan {
+    int32_t n_ops;
+    int32_t n_buffers;
+    int32_t n_tensors;
+    int32_t n_kv_layers;
+    int32_t max_rows; /* rows of a step at most */
+    int32_t vocab_size;
+    int64_t arena_bytes;
+    const mt_op *ops;
+    const mt_buffer *buffers;
+    const mt_tensor *tensors;
+    const mt_kv_layer *kv_layers;
+} mt_plan;
+
+typedef struct mt_options {
+    int32_t n_threads;
+    int32_t isa;          /* index into mt_isa_name, or -1 for the best that this machine offers */
+    int32_t block_tokens; /* tokens of one KV block, a multiple of 16 */
+    int32_t n_blocks;     /* blocks of the KV pool */
+    int32_t kv_type;      /* mt_kv_type */
+    int32_t pad;
+} mt_options;
+
+/* The flat arrays of one step. Rows of a sequence are contiguous, with ascending positions. */
+typedef struct mt_step {
+    int32_t n_rows;
+    int32_t n_seqs;
+    int32_t n_out;
+    int32_t table_width;        /* columns of block_table */
+    const int32_t *tokens;      /* (n_rows) */
+    const int32_t *positions;   /* (n_rows) */
+    const int32_t *seq_start;   /* (n_seqs + 1) first row of each sequence */
+    const int32_t *block_table; /* (n_seqs, table_width) */
+    const int32_t *out_rows;    /* (n_out) rows whose logits are wanted */
+    float *logits;              /* (n_out, width of the logits buffer) */
+} mt_step;
+
+typedef struct mt_info {
+    int64_t weight_bytes; /* packed weights */
+    int64_t kv_bytes;     /* KV pool */
+    int64_t arena_bytes;  /* activations and scratch */
+    int32_t n_threads;
+    int32_t isa;
+} mt_info;
+
+typedef struct mt_engine mt_engine;
+
+/* Calls that can fail return 0 on success; otherwise they fill err (MT_ERR_BYTES) with one line. */
+int32_t mt_abi_version(void);
+/* sizeof of: 0 op, 1 buffer, 2 tensor, 3 kv_layer, 4 plan, 5 options, 6 step, 7 info. */
+int64_t mt_sizeof(int32_t which);
+int32_t mt_n_isas(void);
+const char *mt_isa_name(int32_t isa);
+int32_t mt_isa_supported(int32_t isa); /* by this CPU and its operating system */
+int32_t mt_isa_best(void);
+
+mt_engine *mt_engine_create(const mt_plan *plan, const mt_options *options, char *err);
+int32_t mt_engine_run(mt_engine *engine, const mt_step *step, char *err);
+int32_t mt_engine_copy_block(mt_engine *engine, int32_t src, int32_t dst, char *err);
+void mt_engine_info(const mt_engine *engine, mt_info *info);
+void mt_engine_free(mt_engine *engine);
+
+/* ---- cffi ends ---- */
+
+/* Declared once more with visibility for the library itself. */
+MT_API int32_t mt_abi_version(void);
+MT_API int64_t mt_sizeof(int32_t which);
+MT_API int32_t mt_n_isas(void);
+MT_API const char *mt_isa_name(int32_t isa);
+MT_API int32_t mt_isa_supported(int32_t isa);
+MT_API int32_t mt_isa_best(void);
+MT_API mt_engine *mt_engine_create(const mt_plan *plan, const mt_options *options, char *err);
+MT_API int32_t mt_engine_run(mt_engine *engine, const mt_step *step, char *err);
+MT_API int32_t mt_engine_copy_block(mt_engine *engine, int32_t src, int32_t dst, char *err);
+MT_API void mt_engine_info(const mt_engine *engine, mt_info *info);
+MT_API void mt_engine_free(mt_engine *engine);
+
+#endif

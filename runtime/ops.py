@@ -1,0 +1,172 @@
+"""The op vocabulary: what each op means, which fields it reads, and its record in C's layout.
+
+Knows nothing of models, executors or memory. The dtypes below are csrc/martlet.h's structs; the
+native executor compares their sizes at load. Shapes: n is the number of rows of the output buffer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+ABI_VERSION = 1
+Q8_BLOCK = 32  # activations share one scale per 32 values
+FLAG_ACCUMULATE = 1
+
+
+class OpKind(IntEnum):
+    EMBED = 0
+    NORM = 1
+    QUANTIZE = 2
+    LINEAR = 3
+    ROPE_TABLE = 4
+    ROPE_KV = 5
+    ATTENTION = 6
+    GLU = 7
+    ADD = 8
+    TAKE_ROWS = 9
+
+
+class BufferKind(IntEnum):
+    F32 = 0  # (n, width) float32
+    Q8 = 1  # (n, width) int8 with one float32 scale per 32 values, see q8_row_bytes
+
+
+class RowKind(IntEnum):
+    ALL = 0  # one row per row of the step
+    OUT = 1  # one row per wanted row of logits
+
+
+class RopeStyle(IntEnum):
+    PAIR = 0  # rotates dims (2i, 2i+1)
+    HALF = 1  # rotates dims (i, i + n_rot/2)
+
+
+class Activation(IntEnum):
+    SILU = 0
+    GELU_TANH = 1
+
+
+class KvType(IntEnum):
+    F16 = 0
+    F32 = 1
+
+
+OP_DTYPE = np.dtype(
+    [
+        ("kind", "<i4"),
+        ("flags", "<i4"),
+        ("in", "<i4", (2,)),
+        ("out", "<i4"),
+        ("w", "<i4", (6,)),
+        ("i", "<i4", (9,)),
+        ("f", "<f4", (4,)),
+    ],
+    align=True,
+)
+BUFFER_DTYPE = np.dtype(
+    [
+        ("kind", "<i4"),
+        ("rows", "<i4"),
+        ("width", "<i4"),
+        ("is_logits", "<i4"),
+        ("offset", "<i8"),
+        ("row_bytes", "<i8"),
+    ],
+    align=True,
+)
+KV_LAYER_DTYPE = np.dtype(
+    [("kv_heads", "<i4"), ("head_dim", "<i4"), ("value_dim", "<i4"), ("pad", "<i4")], align=True
+)
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """Names of the fields an op reads, in the order of their slots in the record."""
+
+    kind: OpKind
+    inputs: tuple[str, ...] = ()
+    weights: tuple[str, ...] = ()
+    ints: tuple[str, ...] = ()
+    floats: tuple[str, ...] = ()
+    meaning: str = ""
+
+
+OPS: dict[OpKind, OpSpec] = {
+    spec.kind: spec
+    for spec in (
+        OpSpec(
+            OpKind.EMBED,
+            weights=("table",),
+            floats=("scale",),
+            meaning="out = scale * table[token]; table (vocab, width) of any format",
+        ),
+        OpSpec(
+            OpKind.NORM,
+            inputs=("x",),
+            weights=("weight",),
+            ints=("group",),
+            floats=("eps",),
+            meaning="per group of `group` values: out (+)= weight * x / sqrt(mean(x^2) + eps); "
+            "weight is as long as one group or the whole row, or absent",
+        ),
+        OpSpec(
+            OpKind.QUANTIZE,
+            inputs=("x",),
+            meaning="per 32 values: d = max|x| / 127, q = round_half_even(x * (127 / max|x|))",
+        ),
+        OpSpec(
+            OpKind.LINEAR,
+            inputs=("x",),
+            weights=("w0", "w1", "w2", "b0", "b1", "b2"),
+            ints=("out_col",),
+            meaning="out[:, out_col:] (+)= concat(x @ w0.T + b0, x @ w1.T + b1, x @ w2.T + b2); "
+            "x is Q8 for block formats, F32 for F32/F16/BF16 weights",
+        ),
+        OpSpec(
+            OpKind.ROPE_TABLE,
+            weights=("inv_freq",),
+            floats=("factor",),
+            meaning="out[2i], out[2i+1] = factor * cos, sin of position * inv_freq[i] "
+            "(float64 angles, rounded once); out is (n, n_rot)",
+        ),
+        OpSpec(
+            OpKind.ROPE_KV,
+            inputs=("qkv", "trig"),
+            weights=("q_norm", "k_norm"),
+            ints=("heads", "kv_heads", "head_dim", "value_dim", "n_rot", "style", "kv_layer"),
+            floats=("eps",),
+            meaning="in place on out = qkv (n, [q | k | v]): optional RMS norm of every q and k "
+            "head, rotation of their first n_rot dims by trig (absent: none), then k and v are "
+            "rounded to the cache's type and written to their slot of kv_layer",
+        ),
+        OpSpec(
+            OpKind.ATTENTION,
+            inputs=("qkv",),
+            ints=("heads", "kv_heads", "head_dim", "value_dim", "kv_layer", "window"),
+            floats=("scale",),
+            meaning="causal attention of each row over the cached positions of its sequence, "
+            "p - window < position <= p (window 0: all); out (n, heads * value_dim)",
+        ),
+        OpSpec(
+            OpKind.GLU,
+            inputs=("gate_up",),
+            ints=("activation",),
+            meaning="out = activation(gate) * up, gate_up is (n, [gate | up])",
+        ),
+        OpSpec(OpKind.ADD, inputs=("x",), meaning="out += x"),
+        OpSpec(OpKind.TAKE_ROWS, inputs=("x",), meaning="out = x[out_rows]"),
+    )
+}
+
+
+def q8_row_bytes(width: int) -> int:
+    """Bytes of one Q8 row of `width` values in the arena.
+
+    | q int8[K] | d f32[K/32] | s i32[K/32] | ds f32[K/32] | h i32[K/16] | dh f32[K/16] |, padded to
+    64 bytes, where s and h are the sums of q over blocks of 32 and 16, ds = d * s and dh = d * h.
+    """
+    n_blocks = width // Q8_BLOCK
+    return (width + n_blocks * 4 * 3 + n_blocks * 4 * 4 + 63) // 64 * 64

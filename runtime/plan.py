@@ -1,0 +1,406 @@
+"""Records a model once as a flat list of ops over buffers in one arena.
+
+Owns: the builder that architectures talk to, folding of quantization into its producer, arena
+offsets from first and last use, and the printed form that the golden tests compare. Knows nothing
+of weights' bytes or of how an op is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from .errors import ModelError
+from .ops import (
+    BUFFER_DTYPE,
+    FLAG_ACCUMULATE,
+    KV_LAYER_DTYPE,
+    OP_DTYPE,
+    OPS,
+    Q8_BLOCK,
+    Activation,
+    BufferKind,
+    OpKind,
+    RopeStyle,
+    RowKind,
+    q8_row_bytes,
+)
+
+FLOAT_FORMATS = ("F32", "F16", "BF16")
+_ALIGN = 64  # bytes: one cache line, one 512-bit vector
+_MAX_SEGMENTS = 3  # weights that one linear op can stack
+
+
+class WeightShapes(Protocol):
+    """What recording needs to know of the weights: their shapes and formats, never their values."""
+
+    def shape(self, name: str) -> tuple[int, ...] | None: ...
+
+    def format_name(self, name: str) -> str: ...
+
+
+@dataclass(frozen=True)
+class PlanTensor:
+    """A weight of the file, or a table computed at load (then `values` holds it)."""
+
+    name: str
+    shape: tuple[int, ...]
+    format: str
+    values: np.ndarray | None = None
+
+
+@dataclass
+class Buffer:
+    name: str
+    kind: BufferKind
+    rows: RowKind
+    width: int
+    is_logits: bool = False
+    offset: int = -1
+
+    @property
+    def row_bytes(self) -> int:
+        return q8_row_bytes(self.width) if self.kind is BufferKind.Q8 else self.width * 4
+
+
+@dataclass
+class Op:
+    kind: OpKind
+    out: int
+    inputs: tuple[int, ...] = ()
+    weights: tuple[int, ...] = ()
+    ints: tuple[int, ...] = ()
+    floats: tuple[float, ...] = ()
+    accumulate: bool = False
+
+    def int_of(self, name: str) -> int:
+        return self.ints[OPS[self.kind].ints.index(name)]
+
+    def float_of(self, name: str) -> float:
+        return self.floats[OPS[self.kind].floats.index(name)]
+
+    def weight_of(self, name: str) -> int:
+        return self.weights[OPS[self.kind].weights.index(name)]
+
+
+@dataclass(frozen=True)
+class KvLayer:
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+
+
+@dataclass
+class Plan:
+    """A finished recording. `max_rows` bounds the rows of a step and sets the arena's size."""
+
+    ops: list[Op]
+    buffers: list[Buffer]
+    tensors: list[PlanTensor]
+    kv_layers: list[KvLayer]
+    max_rows: int
+    vocab_size: int
+    arena_bytes: int
+
+    def op_records(self) -> np.ndarray:
+        """The ops as C's mt_op array, shape (n_ops,)."""
+        records = np.zeros(len(self.ops), OP_DTYPE)
+        for record, op in zip(records, self.ops, strict=True):
+            record["kind"], record["out"] = op.kind, op.out
+            record["flags"] = FLAG_ACCUMULATE if op.accumulate else 0
+            for key, values, empty in (
+                ("in", op.inputs, -1),
+                ("w", op.weights, -1),
+                ("i", op.ints, 0),
+                ("f", op.floats, 0.0),
+            ):
+                record[key] = empty
+                record[key][: len(values)] = values
+        return records
+
+    def buffer_records(self) -> np.ndarray:
+        """The buffers as C's mt_buffer array, shape (n_buffers,)."""
+        records = np.zeros(len(self.buffers), BUFFER_DTYPE)
+        for record, b in zip(records, self.buffers, strict=True):
+            values = (b.kind, b.rows, b.width, b.is_logits, max(b.offset, 0), b.row_bytes)
+            for key, value in zip(BUFFER_DTYPE.names or (), values, strict=True):
+                record[key] = value
+        return records
+
+    def kv_records(self) -> np.ndarray:
+        """The KV layers as C's mt_kv_layer array, shape (n_kv_layers,)."""
+        rows = [(k.kv_heads, k.head_dim, k.value_dim, 0) for k in self.kv_layers]
+        return np.array(rows, KV_LAYER_DTYPE)
+
+    def kv_bytes_per_token(self, value_bytes: int = 2) -> int:
+        return sum(k.kv_heads * (k.head_dim + k.value_dim) for k in self.kv_layers) * value_bytes
+
+    def __str__(self) -> str:
+        return "\n".join(self._op_line(op) for op in self.ops) + "\n"
+
+    def _op_line(self, op: Op) -> str:
+        spec = OPS[op.kind]
+        out = self.buffers[op.out]
+        reads = [self.buffers[b].name for b in op.inputs if b >= 0]
+        reads += [
+            f"{name}={self.tensors[w].name}"
+            for name, w in zip(spec.weights, op.weights, strict=False)
+            if w >= 0
+        ]
+        attributes = [f"{k}={v}" for k, v in zip(spec.ints, op.ints, strict=True)]
+        attributes += [f"{k}={v:.6g}" for k, v in zip(spec.floats, op.floats, strict=True)]
+        sign = "+=" if op.accumulate else "="
+        kind = {BufferKind.F32: "f32", BufferKind.Q8: "q8"}[out.kind]
+        args = ", ".join(reads + attributes)
+        return f"{out.name}:{kind}[{out.width}] {sign} {op.kind.name.lower()}({args})"
+
+
+@dataclass
+class PlanBuilder:
+    """Records ops. Buffers are ids into `buffers`; weights are named as in the GGUF file."""
+
+    weights: WeightShapes
+    max_rows: int
+    ops: list[Op] = field(default_factory=list)
+    buffers: list[Buffer] = field(default_factory=list)
+    tensors: list[PlanTensor] = field(default_factory=list)
+    kv_layers: list[KvLayer] = field(default_factory=list)
+    _tensor_ids: dict[str, int] = field(default_factory=dict)
+    _quantized: dict[int, int] = field(default_factory=dict)  # f32 buffer -> its q8 twin
+
+    # -- names ------------------------------------------------------------------------------
+
+    def weight(self, name: str, *shape: int) -> int:
+        """The id of a weight that must exist with this shape, else ModelError."""
+        found = self.weights.shape(name)
+        if found is None:
+            raise ModelError(f"tensor {name!r} is missing from the file; fetch it again")
+        if found != shape:
+            raise ModelError(f"tensor {name!r} has shape {found}, expected {shape}")
+        if name not in self._tensor_ids:
+            self._tensor_ids[name] = len(self.tensors)
+            self.tensors.append(PlanTensor(name, shape, self.weights.format_name(name)))
+        return self._tensor_ids[name]
+
+    def optional(self, name: str, *shape: int) -> int:
+        """As weight(), but -1 where the file has no such tensor."""
+        return self.weight(name, *shape) if self.weights.shape(name) is not None else -1
+
+    def table(self, name: str, values: np.ndarray) -> int:
+        """The id of a float64 vector computed at load."""
+        if name not in self._tensor_ids:
+            self._tensor_ids[name] = len(self.tensors)
+            self.tensors.append(PlanTensor(name, values.shape, "F64", values.astype(np.float64)))
+        return self._tensor_ids[name]
+
+    def new_kv_layer(self, kv_heads: int, head_dim: int, value_dim: int) -> int:
+        self.kv_layers.append(KvLayer(kv_heads, head_dim, value_dim))
+        return len(self.kv_layers) - 1
+
+    def _buffer(
+        self, name: str, width: int, kind: BufferKind = BufferKind.F32, rows: RowKind = RowKind.ALL
+    ) -> int:
+        n_same = sum(b.name.split(".")[0] == name for b in self.buffers)
+        self.buffers.append(Buffer(f"{name}.{n_same}" if n_same else name, kind, rows, width))
+        return len(self.buffers) - 1
+
+    def _record(self, op: Op) -> int:
+        self.ops.append(op)
+        self._quantized.pop(op.out, None)  # its contents changed
+        return op.out
+
+    # -- ops --------------------------------------------------------------------------------
+
+    def embed(self, table: int, scale: float = 1.0) -> int:
+        out = self._buffer("x", self.tensors[table].shape[1])
+        return self._record(Op(OpKind.EMBED, out, weights=(table,), floats=(scale,)))
+
+    def norm(self, x: int, weight: int, eps: float, *, group: int = 0, add_to: int = -1) -> int:
+        """RMS norm of x per `group` values (0: the whole row); into a new buffer, or added."""
+        width = self.buffers[x].width
+        out = add_to if add_to >= 0 else self._buffer("norm", width, rows=self.buffers[x].rows)
+        return self._record(
+            Op(
+                OpKind.NORM,
+                out,
+                inputs=(x,),
+                weights=(weight,),
+                ints=(group or width,),
+                floats=(eps,),
+                accumulate=add_to >= 0,
+            )
+        )
+
+    def quantize(self, x: int) -> int:
+        if x not in self._quantized:
+            source = self.buffers[x]
+            if source.width % Q8_BLOCK:
+                raise ModelError(
+                    f"rows of {source.width} values cannot be quantized in blocks of {Q8_BLOCK}; "
+                    "convert the model with F16 weights"
+                )
+            out = self._buffer(f"{source.name.split('.')[0]}_q8", source.width, BufferKind.Q8)
+            self.buffers[out].rows = source.rows
+            self._quantized[x] = self._record(Op(OpKind.QUANTIZE, out, inputs=(x,)))
+        return self._quantized[x]
+
+    def linear(
+        self,
+        x: int,
+        weights: Sequence[int],
+        *,
+        biases: Sequence[int] = (),
+        add_to: int = -1,
+        name: str = "linear",
+        logits: bool = False,
+    ) -> int:
+        """Stacked products x @ w.T (+ b); x is quantized where the weights are in blocks.
+
+        Neighbouring weights of one kind become one op, so mixed files record one op per run.
+        """
+        widths = [self.tensors[w].shape[0] for w in weights]
+        rows = self.buffers[x].rows
+        out = add_to if add_to >= 0 else self._buffer(name, sum(widths), rows=rows)
+        self.buffers[out].is_logits = logits
+        biases = list(biases) or [-1] * len(weights)
+        col, start = 0, 0
+        while start < len(weights):
+            is_float = self.tensors[weights[start]].format in FLOAT_FORMATS
+            stop = start + 1
+            while (
+                stop < min(len(weights), start + _MAX_SEGMENTS)
+                and (self.tensors[weights[stop]].format in FLOAT_FORMATS) == is_float
+            ):
+                stop += 1
+            pad = [-1] * (_MAX_SEGMENTS - (stop - start))
+            self._record(
+                Op(
+                    OpKind.LINEAR,
+                    out,
+                    inputs=(x if is_float else self.quantize(x),),
+                    weights=tuple([*weights[start:stop], *pad, *biases[start:stop], *pad]),
+                    ints=(col,),
+                    accumulate=add_to >= 0,
+                )
+            )
+            col += sum(widths[start:stop])
+            start = stop
+        return out
+
+    def rope_table(self, inv_freq: np.ndarray, name: str, factor: float = 1.0) -> int:
+        """cos and sin of every row's position, shared by all layers that use these frequencies."""
+        table = self.table(name, inv_freq)
+        out = self._buffer("trig", 2 * len(inv_freq))
+        return self._record(Op(OpKind.ROPE_TABLE, out, weights=(table,), floats=(factor,)))
+
+    def rope_kv(
+        self,
+        qkv: int,
+        trig: int,
+        *,
+        kv_layer: int,
+        heads: int,
+        style: RopeStyle,
+        q_norm: int = -1,
+        k_norm: int = -1,
+        eps: float = 0.0,
+    ) -> int:
+        kv = self.kv_layers[kv_layer]
+        n_rot = self.buffers[trig].width if trig >= 0 else 0
+        ints = (heads, kv.kv_heads, kv.head_dim, kv.value_dim, n_rot, int(style), kv_layer)
+        return self._record(
+            Op(OpKind.ROPE_KV, qkv, (qkv, trig), (q_norm, k_norm), ints=ints, floats=(eps,))
+        )
+
+    def attention(
+        self, qkv: int, *, kv_layer: int, heads: int, scale: float, window: int = 0
+    ) -> int:
+        kv = self.kv_layers[kv_layer]
+        out = self._buffer("attention", heads * kv.value_dim)
+        ints = (heads, kv.kv_heads, kv.head_dim, kv.value_dim, kv_layer, window)
+        return self._record(Op(OpKind.ATTENTION, out, (qkv,), ints=ints, floats=(scale,)))
+
+    def glu(self, gate_up: int, activation: Activation) -> int:
+        out = self._buffer("glu", self.buffers[gate_up].width // 2)
+        return self._record(Op(OpKind.GLU, out, (gate_up,), ints=(int(activation),)))
+
+    def add(self, x: int, *, to: int) -> int:
+        return self._record(Op(OpKind.ADD, to, (x,), accumulate=True))
+
+    def take_rows(self, x: int) -> int:
+        out = self._buffer("out_rows", self.buffers[x].width, rows=RowKind.OUT)
+        return self._record(Op(OpKind.TAKE_ROWS, out, (x,)))
+
+    # -- finish -----------------------------------------------------------------------------
+
+    def finish(self) -> Plan:
+        logits = next((b for b in self.buffers if b.is_logits), None)
+        if logits is None:
+            raise ModelError("the recording has no logits buffer")
+        _fold_quantize(self)
+        arena_bytes = _place_buffers(self.ops, self.buffers, self.max_rows)
+        return Plan(
+            self.ops,
+            self.buffers,
+            self.tensors,
+            self.kv_layers,
+            self.max_rows,
+            logits.width,
+            arena_bytes,
+        )
+
+
+def _writes_whole_blocks(op: Op) -> bool:
+    """Whether one work item of the op produces whole activation blocks, so it can quantize them."""
+    if op.accumulate or op.kind not in (OpKind.NORM, OpKind.ATTENTION, OpKind.GLU):
+        return False
+    return op.kind is not OpKind.ATTENTION or op.int_of("value_dim") % Q8_BLOCK == 0
+
+
+def _fold_quantize(p: PlanBuilder) -> None:
+    """Lets the producer of a row write it quantized where nobody needs the floats."""
+    readers = [b for op in p.ops for b in op.inputs if b >= 0]
+    producers = {op.out: op for op in p.ops}
+    kept = []
+    for op in p.ops:
+        source = op.inputs[0] if op.kind is OpKind.QUANTIZE else -1
+        producer = producers.get(source)
+        if producer and readers.count(source) == 1 and _writes_whole_blocks(producer):
+            producer.out = op.out
+        else:
+            kept.append(op)
+    p.ops[:] = kept
+
+
+def _place_buffers(ops: list[Op], buffers: list[Buffer], max_rows: int) -> int:
+    """Gives every buffer an offset so that buffers alive at the same time never overlap.
+
+    First fit, largest first within the order of birth; returns the arena's bytes.
+    """
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for at, op in enumerate(ops):
+        for b in (op.out, *op.inputs):
+            if b >= 0:
+                first.setdefault(b, at)
+                last[b] = at
+    placed: list[int] = []
+    arena_bytes = 0
+    for b in sorted(first, key=lambda b: (first[b], -buffers[b].row_bytes)):
+        if buffers[b].is_logits:
+            continue
+        n_bytes = -(-buffers[b].row_bytes * max_rows // _ALIGN) * _ALIGN
+        alive = [o for o in placed if first[o] <= last[b] and first[b] <= last[o]]
+        offset = 0
+        for o in sorted(alive, key=lambda o: buffers[o].offset):
+            if offset + n_bytes <= buffers[o].offset:
+                break
+            end = buffers[o].offset + buffers[o].row_bytes * max_rows
+            offset = max(offset, -(-end // _ALIGN) * _ALIGN)
+        buffers[b].offset = offset
+        placed.append(b)
+        arena_bytes = max(arena_bytes, offset + n_bytes)
+    return arena_bytes
