@@ -1,0 +1,124 @@
+"""What the engine tells the owner of a request, and what its time stamps mean.
+
+Owns: the event records and the definitions of queue, prefill, decode, ttft, tpot and end to end.
+Must not know: how events travel (server) or who makes them (engine).
+
+All events of a request are passed to its `on_event` from the engine thread, in order; the last
+one is always exactly one FinishEvent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]
+FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "cancelled", "error")
+
+NS_PER_MS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Where the time of one request went, in milliseconds of the monotonic clock.
+
+    Every moment belongs to exactly one of three phases, which meet without a gap:
+
+    arrival --queue--> first scheduled --prefill--> first token --decode--> end
+
+    `end` is the last token's stamp for "stop" and "length", else the moment of the cancellation or
+    error. A phase that was not reached is 0. Waiting after a preemption stays in its phase.
+    """
+
+    queue_ms: float
+    """From arrival in `submit` to the first step that holds a row of the request."""
+    prefill_ms: float
+    """From then until the first output token was drawn."""
+    decode_ms: float
+    """From the first output token to the end."""
+    n_output: int
+    """Output tokens, an end-of-generation token included."""
+
+    @classmethod
+    def from_stamps(
+        cls,
+        *,
+        arrived: int,
+        scheduled: int | None,
+        first_token: int | None,
+        end: int,
+        n_output: int,
+    ) -> Timings:
+        """From time.monotonic_ns stamps; None where that moment never came."""
+        scheduled = end if scheduled is None else scheduled
+        first_token = end if first_token is None else first_token
+        return cls(
+            queue_ms=(scheduled - arrived) / NS_PER_MS,
+            prefill_ms=(first_token - scheduled) / NS_PER_MS,
+            decode_ms=(end - first_token) / NS_PER_MS,
+            n_output=n_output,
+        )
+
+    @property
+    def ttft_ms(self) -> float | None:
+        """Time to first token: queue + prefill. None without any token."""
+        return self.queue_ms + self.prefill_ms if self.n_output else None
+
+    @property
+    def tpot_ms(self) -> float | None:
+        """Time per output token after the first: decode ÷ (n - 1). None below two tokens."""
+        return self.decode_ms / (self.n_output - 1) if self.n_output > 1 else None
+
+    @property
+    def end_to_end_ms(self) -> float:
+        """Arrival to end; exactly the sum of the three phases, by construction."""
+        return self.queue_ms + self.prefill_ms + self.decode_ms
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Natural logarithms of the model's own probabilities.
+
+    Taken from the raw logits, before bias, penalties, temperature and filters (as OpenAI and vLLM
+    report them), so a token that top-k would have removed can still be listed.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    """(token id, logprob) of the likeliest tokens, best first, lower id first among equals."""
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """One output token. An end-of-generation token has an event too, with text ""."""
+
+    index: int
+    """0 for the first output token."""
+    token_id: int
+    text: str
+    """Text that may be shown now: "" while bytes or a possible stop string are held back."""
+    logprob: TokenLogprob | None
+    time_ns: int
+    """time.monotonic_ns when the token was drawn."""
+
+
+@dataclass(frozen=True)
+class FinishEvent:
+    """The end of a request, whatever the reason."""
+
+    reason: FinishReason
+    text: str
+    """The last held-back text; to be shown after the text of the token events."""
+    timings: Timings
+    error: str | None
+    """One line for reason "error"; None otherwise."""
+    n_prompt: int
+    n_output: int
+    """Drawn tokens: an end-of-generation token and tokens hidden by a stop string count."""
+    n_cached: int
+    """Prompt tokens that were not computed because the prefix cache held them."""
+    seed: int
+    """The given seed, or the one chosen when none was given; it reproduces the output."""
+
+
+Event: TypeAlias = TokenEvent | FinishEvent
