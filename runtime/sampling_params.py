@@ -1,0 +1,118 @@
+"""What a request may ask of sampling and stopping, and the ranges that are accepted.
+
+Owns: SamplingParams. Must not know: logits (sampling.py), HTTP field names (server).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from .errors import RequestError
+
+SEED_BITS = 64
+# A seed we choose stays below 2**53, so that it survives a JSON reader that has only doubles.
+CHOSEN_SEED_BITS = 53
+MAX_LOGPROBS = 256
+# Below this, dividing by the temperature leaves nothing but the best token: treated as greedy.
+MIN_TEMPERATURE = 1e-5
+
+MAX_INT = 2**31 - 1
+
+# field -> (smallest, largest), both allowed
+REAL_RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {
+        "temperature": (0.0, 100.0),
+        "top_p": (0.0, 1.0),
+        "min_p": (0.0, 1.0),
+        "presence_penalty": (-2.0, 2.0),
+        "frequency_penalty": (-2.0, 2.0),
+        "repetition_penalty": (0.01, 100.0),
+    }
+)
+# field -> (smallest, largest, may be None)
+INTEGER_RANGES: Mapping[str, tuple[int, int, bool]] = MappingProxyType(
+    {
+        "top_k": (0, MAX_INT, False),
+        "seed": (0, 2**SEED_BITS - 1, True),
+        "max_tokens": (1, MAX_INT, True),
+        "logprobs": (0, MAX_LOGPROBS, True),
+    }
+)
+BIAS_RANGE = (-100.0, 100.0)
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to choose tokens and when to stop. Defaults change nothing about the model's law.
+
+    Chain: constraint mask -> logit_bias -> penalties -> temperature -> top_k -> top_p -> min_p ->
+    draw. Off values: top_k 0, top_p 1, min_p 0, penalties 0 (repetition 1). Temperature 0 takes the
+    best token (the lowest id among equals). top_p 0 also leaves only the best.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    """0 … 2**64 - 1; 0 is a seed like any other. None: one is chosen and reported."""
+    max_tokens: int | None = None
+    """Most output tokens; None runs to the end of the context."""
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    """Number of alternatives to report with each token; 0 reports only the token's own."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    presence_penalty: float = 0.0
+    """Subtracted once from every token already in the output."""
+    frequency_penalty: float = 0.0
+    """Subtracted per occurrence in the output."""
+    repetition_penalty: float = 1.0
+    """Divides positive (multiplies negative) logits of every token in prompt or output."""
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in REAL_RANGES.items():
+            _check_real(name, getattr(self, name), low, high)
+        for name, (least, most, may_be_none) in INTEGER_RANGES.items():
+            value = getattr(self, name)
+            if value is not None or not may_be_none:
+                _check_integer(name, value, least, most)
+        if not isinstance(self.stop, tuple) or not all(isinstance(s, str) for s in self.stop):
+            raise RequestError("stop must be a tuple of strings", field="stop")
+        if "" in self.stop:
+            raise RequestError("stop contains an empty string; leave it out", field="stop")
+        for token_id, bias in self.logit_bias.items():
+            _check_integer("logit_bias", token_id, 0, MAX_INT)
+            _check_real("logit_bias", bias, *BIAS_RANGE)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < MIN_TEMPERATURE
+
+
+def _check_real(name: str, value: Any, low: float, high: float) -> None:
+    # bool is an int to Python, but "temperature": true is a mistake. NaN fails the comparison.
+    is_real = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_real or not low <= value <= high:
+        raise RequestError(
+            f"{name} is {_shown(value)}; it must be a number from {low} to {high}", field=name
+        )
+
+
+def _check_integer(name: str, value: Any, least: int, most: int) -> None:
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    if not is_integer or not least <= value <= most:
+        raise RequestError(
+            f"{name} is {_shown(value)}; it must be an integer from {least} to {most}", field=name
+        )
+
+
+def _shown(value: Any) -> str:
+    """A short form: errors must not echo a megabyte back, nor choke on a huge integer."""
+    if isinstance(value, int) and abs(value) > 2**128:
+        return "a very large integer"
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."

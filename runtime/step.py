@@ -1,0 +1,78 @@
+"""One step as flat arrays: all an executor learns about the requests it serves.
+
+Owns: Step and its layout from scheduled requests. Must not know: why these rows were chosen
+(scheduler), what an executor does with them, text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:  # executors import Step and need nothing of requests
+    from .request import Scheduled
+
+Int32s = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Step:
+    """C-contiguous int32 arrays. The rows of a sequence are neighbours with rising positions.
+
+    The key and value of (sequence s, position p) live in the slot
+    block_table[s, p // block_tokens] * block_tokens + p % block_tokens.
+    """
+
+    tokens: Int32s
+    """(n_rows) token ids."""
+    positions: Int32s
+    """(n_rows) place of each row in its sequence."""
+    seq_start: Int32s
+    """(n_seqs + 1) sequence s owns rows seq_start[s] … seq_start[s + 1] - 1."""
+    block_table: Int32s
+    """(n_seqs, table_width) block ids; entries past a sequence's last position are 0, unread."""
+    out_rows: Int32s
+    """(n_out) rows whose logits are wanted, ascending."""
+
+    @property
+    def n_rows(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def n_seqs(self) -> int:
+        return len(self.seq_start) - 1
+
+    @property
+    def n_out(self) -> int:
+        return len(self.out_rows)
+
+
+def build_step(scheduled: Sequence[Scheduled]) -> Step:
+    """Lays out the granted rows in the given order. Every grant has at least one row."""
+    starts = [item.request.n_computed for item in scheduled]
+    ends = [start + item.n_rows for start, item in zip(starts, scheduled, strict=True)]
+    tables = [item.request.table.blocks for item in scheduled]
+    seq_start = np.cumsum([0, *(item.n_rows for item in scheduled)], dtype=np.int32)
+    block_table = np.zeros((len(tables), max(map(len, tables), default=0)), np.int32)
+    for row, blocks in zip(block_table, tables, strict=True):
+        row[: len(blocks)] = blocks
+    return Step(
+        tokens=_join(
+            [s.request.tokens[a:b] for s, a, b in zip(scheduled, starts, ends, strict=True)]
+        ),
+        positions=_join([np.arange(a, b) for a, b in zip(starts, ends, strict=True)]),
+        seq_start=seq_start,
+        block_table=block_table,
+        out_rows=np.array(
+            [seq_start[i + 1] - 1 for i, item in enumerate(scheduled) if item.wants_logits],
+            np.int32,
+        ),
+    )
+
+
+def _join(parts: Sequence[npt.NDArray[np.integer]]) -> Int32s:
+    return np.concatenate([np.empty(0, np.int32), *parts], dtype=np.int32, casting="same_kind")
