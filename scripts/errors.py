@@ -1,0 +1,20 @@
+"""The typed errors of the command line; each is one line that ends with the next step.
+Owns what fetching a model can end in; must not know how an error is shown."""
+
+from martlet.quant.errors import MartletError
+
+
+class PullError(MartletError):
+    """The model could not be fetched; the cache is as it was before."""
+
+
+class UnknownModel(PullError):
+    """No file, no catalogue name and no hf: address."""
+
+
+class ChecksumMismatch(PullError):
+    """What arrived is not the file the catalogue names."""
+
+
+class NoSpace(PullError):
+    """The cache's disk is too full for the download."""

@@ -1,0 +1,55 @@
+"""Checks the project: formatting, lint, types and tests, in an environment of its own making.
+`python3 scripts/test.py` runs everything; arguments go to pytest and leave the rest out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from environment import enter  # type: ignore[import-not-found]
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("quant", "runtime", "server", "scripts")
+TYPES_FOLDER = ROOT / "build" / "types"
+CHECKS = (
+    ("lint", ("ruff", "check", "--quiet", ".")),
+    ("format", ("ruff", "format", "--quiet", "--check", ".")),
+    ("types", ("mypy", "-p", "martlet")),
+)
+
+
+def lay_out_types() -> None:
+    """mypy reads folders, and in the checkout no folder is called martlet: links give it one."""
+    package = TYPES_FOLDER / "martlet"
+    package.mkdir(parents=True, exist_ok=True)
+    for name in PACKAGES:
+        link = package / name
+        if not link.is_symlink():
+            link.symlink_to(ROOT / name, target_is_directory=True)
+
+
+def module(*arguments: str) -> int:
+    environ = {**os.environ, "MYPYPATH": str(TYPES_FOLDER)}
+    command = [sys.executable, "-m", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environ).returncode
+
+
+def main() -> int:
+    enter(__file__, ("lint", "test"), native_must_build=True)
+    lay_out_types()
+    failed = []
+    for name, arguments in () if sys.argv[1:] else CHECKS:
+        code = module(*arguments)
+        print(f"{name}: {'ok' if code == 0 else 'FAILED'}", flush=True)
+        failed += [name] if code else []
+    # Last, so that its summary closes the output.
+    code = module("pytest", *sys.argv[1:])
+    if failed:
+        print(f"also failed, above: {', '.join(failed)}", file=sys.stderr)
+    return code or int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
