@@ -1,0 +1,32 @@
+"""From an architecture's name to the function that records it.
+
+A new architecture is one file here, one line in RECORDERS and one row in config.ARCHITECTURES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..config import ModelConfig
+from ..errors import UnsupportedError
+from ..plan import Plan, PlanBuilder
+from ..weights import WeightSource
+from . import gemma, llama, qwen
+from .blocks import Recording
+
+RECORDERS: dict[str, Callable[[Recording], None]] = {
+    "gemma3": gemma.record,
+    "llama": llama.record,
+    "qwen2": qwen.record,
+    "qwen3": qwen.record,
+}
+
+
+def record_plan(config: ModelConfig, weights: WeightSource, max_rows: int) -> Plan:
+    """Records the model; a missing or misshapen tensor raises ModelError naming it."""
+    if config.arch not in RECORDERS:
+        known = ", ".join(sorted(RECORDERS))
+        raise UnsupportedError(f"architecture {config.arch!r} is not supported; supported: {known}")
+    recording = Recording(PlanBuilder(weights, max_rows), config, weights)
+    RECORDERS[config.arch](recording)
+    return recording.plan.finish()

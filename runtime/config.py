@@ -1,0 +1,262 @@
+"""What a model file says about its shape, checked once and frozen.
+
+Owns: the metadata keys, their defaults and the table of known architectures. Must not know: ops,
+plans or the bytes of weights. The recorders in runtime/models read nothing but a ModelConfig, so
+"absent in the file" and "per layer or one for all" are settled here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .errors import FileFormatError, UnsupportedError
+
+_MAX_LAYERS = 4096  # a bound on what a hostile file can make us allocate
+_GEMMA3_27B_LAYERS = 62
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Defaults of one `general.architecture` for keys that files of it may lack."""
+
+    scales_embedding: bool = False  # rows of the embedding are multiplied by sqrt(dim)
+    local_every: int = 0  # sliding_window_pattern: layer l is local when l mod n < n - 1
+    local_rope_base: float | None = None  # None: the same as on global layers
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "llama": Architecture(),
+    "qwen2": Architecture(),
+    "qwen3": Architecture(),
+    "gemma3": Architecture(scales_embedding=True, local_every=6, local_rope_base=10000.0),
+}
+
+# Keys that change the arithmetic in ways that no op implements; a neutral value is no obstacle.
+_UNSUPPORTED: dict[str, tuple[str, float]] = {
+    "expert_count": ("experts", 0),
+    "nextn_predict_layers": ("multi-token prediction blocks", 0),
+    "attn_logit_softcapping": ("soft-capped attention scores", 0),
+    "final_logit_softcapping": ("soft-capped logits", 0),
+    "logit_scale": ("scaled logits", 1),
+    "residual_scale": ("scaled residuals", 1),
+}
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary frequencies: angle_i = position / factor * base^(-2i / n_rot)."""
+
+    base: float
+    n_rot: int
+    factor: float = 1.0
+
+    def inv_freq(self, divisors: np.ndarray | None = None) -> np.ndarray:
+        """float64 (n_rot / 2); `divisors` are the file's rope_freqs."""
+        exponents = np.arange(0, self.n_rot, 2, dtype=np.float64) / self.n_rot
+        inv_freq = self.base**-exponents / self.factor
+        return inv_freq if divisors is None else inv_freq / divisors.astype(np.float64)
+
+
+@dataclass(frozen=True)
+class LayerConfig:
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    ffn_dim: int
+    window: int  # a key is visible when its distance is below this; 0: all keys
+    rope: Rope
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    arch: str
+    name: str
+    vocab_size: int  # rows of the embedding; may exceed the tokenizer's vocabulary
+    context_train: int
+    dim: int
+    norm_eps: float
+    embedding_scale: float
+    attention_scale: float
+    layers: tuple[LayerConfig, ...]
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.layers)
+
+    @classmethod
+    def from_metadata(
+        cls, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+    ) -> ModelConfig:
+        """Reads and checks a file's metadata; `shapes` are its tensors' (rows, cols)."""
+        arch = metadata.get("general.architecture")
+        if arch not in ARCHITECTURES:
+            known = ", ".join(sorted(ARCHITECTURES))
+            raise UnsupportedError(f"architecture {arch!r} is not supported; supported: {known}")
+        keys = _Keys(metadata, arch)
+        keys.refuse_unsupported()
+        dim = keys.count("embedding_length")
+        layers = _layers(keys, ARCHITECTURES[arch], dim)
+        name = metadata.get("general.name")
+        default_scale = math.sqrt(dim) if ARCHITECTURES[arch].scales_embedding else 1.0
+        return cls(
+            arch=arch,
+            name=name if isinstance(name, str) else arch,
+            vocab_size=_vocab_size(shapes, dim),
+            context_train=keys.count("context_length"),
+            dim=dim,
+            norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
+            embedding_scale=keys.number("embedding_scale", default_scale),
+            attention_scale=_attention_scale(keys, arch, dim, layers),
+            layers=layers,
+        )
+
+
+def _attention_scale(keys: _Keys, arch: str, dim: int, layers: tuple[LayerConfig, ...]) -> float:
+    width = float(layers[0].head_dim)
+    if arch == "gemma3" and len(layers) == _GEMMA3_27B_LAYERS:
+        width = dim / layers[0].heads  # this size alone was trained with another query scale
+    return keys.number("attention.scale", 0.0) or 1.0 / math.sqrt(width)
+
+
+def _vocab_size(shapes: Mapping[str, tuple[int, ...]], dim: int) -> int:
+    shape = shapes.get("token_embd.weight")
+    if shape is None:
+        raise FileFormatError("tensor 'token_embd.weight' is missing from the file; fetch it again")
+    if len(shape) != 2 or shape[1] != dim:
+        raise FileFormatError(
+            f"tensor 'token_embd.weight' has shape {shape}, expected (vocab_size, {dim})"
+        )
+    return shape[0]
+
+
+def _layers(keys: _Keys, arch: Architecture, dim: int) -> tuple[LayerConfig, ...]:
+    n_layers = keys.count("block_count")
+    if n_layers > _MAX_LAYERS:
+        raise FileFormatError(f"{keys.arch}.block_count is {n_layers}, at most {_MAX_LAYERS}")
+    heads = keys.per_layer("attention.head_count", n_layers)
+    kv_heads = keys.per_layer("attention.head_count_kv", n_layers, default=heads)
+    ffn_dims = keys.per_layer("feed_forward_length", n_layers)
+    windows = _windows(keys, arch, n_layers)
+    layers = []
+    for n, (h, kv, ffn, window) in enumerate(zip(heads, kv_heads, ffn_dims, windows, strict=True)):
+        if h % kv:
+            raise FileFormatError(f"layer {n} has {h} heads, not a multiple of {kv} kv_heads")
+        head_dim = _head_size(keys, "attention.key_length", window, dim, h)
+        value_dim = _head_size(keys, "attention.value_length", window, dim, h)
+        rope = _rope(keys, arch, window, head_dim)
+        layers.append(LayerConfig(h, kv, head_dim, value_dim, ffn, window, rope))
+    return tuple(layers)
+
+
+def _windows(keys: _Keys, arch: Architecture, n_layers: int) -> list[int]:
+    """The window of each layer, 0 on global ones."""
+    window = keys.count("attention.sliding_window", 0)
+    pattern = keys.get("attention.sliding_window_pattern", arch.local_every)
+    if isinstance(pattern, (list, np.ndarray)):
+        if len(pattern) != n_layers:
+            raise FileFormatError(
+                f"{keys.arch}.attention.sliding_window_pattern has {len(pattern)} values for "
+                f"{n_layers} layers"
+            )
+        is_local = [bool(value) for value in pattern]
+    else:
+        every = keys.count("attention.sliding_window_pattern", arch.local_every)
+        is_local = [every == 0 or n % every < every - 1 for n in range(n_layers)]
+    return [window if local else 0 for local in is_local]
+
+
+def _head_size(keys: _Keys, key: str, window: int, dim: int, heads: int) -> int:
+    size = keys.count(key, 0)
+    if window:
+        size = keys.count(f"{key}_swa", size)
+    if not size and dim % heads:
+        raise FileFormatError(
+            f"{keys.arch}.{key} is absent and {dim} values do not divide into {heads} heads"
+        )
+    return size or dim // heads
+
+
+def _rope(keys: _Keys, arch: Architecture, window: int, head_dim: int) -> Rope:
+    base = keys.number("rope.freq_base", 10000.0)
+    n_rot = keys.count("rope.dimension_count", head_dim)
+    factor = _linear_factor(keys)
+    if window:
+        n_rot = keys.count("rope.dimension_count_swa", min(n_rot, head_dim))
+        base = keys.number("rope.freq_base_swa", arch.local_rope_base or base)
+        # Models with two bases stretch only the layers that look far back.
+        factor = 1.0 if arch.local_rope_base else factor
+    if n_rot % 2 or not 0 < n_rot <= head_dim:
+        raise FileFormatError(
+            f"{keys.arch}.rope.dimension_count is {n_rot}, expected an even number up to {head_dim}"
+        )
+    if base <= 0:
+        raise FileFormatError(f"{keys.arch}.rope.freq_base is {base:g}, expected more than 0")
+    return Rope(base, n_rot, factor)
+
+
+def _linear_factor(keys: _Keys) -> float:
+    kind = keys.get("rope.scaling.type", "linear")
+    if kind not in ("none", "linear"):
+        raise UnsupportedError(f"rope scaling {kind!r} is not supported; supported: none, linear")
+    factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 0.0))
+    if factor < 0:
+        raise FileFormatError(
+            f"{keys.arch}.rope.scaling.factor is {factor:g}, expected more than 0"
+        )
+    return factor or 1.0 if kind == "linear" else 1.0
+
+
+class _Keys:
+    """Typed access to one architecture's keys; every refusal names the key and its value."""
+
+    def __init__(self, metadata: Mapping[str, Any], arch: str) -> None:
+        self.metadata = metadata
+        self.arch = arch
+
+    def get(self, key: str, default: Any = None) -> Any:
+        value = self.metadata.get(f"{self.arch}.{key}", default)
+        if value is None:
+            raise FileFormatError(f"metadata key '{self.arch}.{key}' is missing; fetch it again")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
+            raise FileFormatError(f"{self.arch}.{key} is {value!r}, expected a number")
+        if not math.isfinite(value):
+            raise FileFormatError(f"{self.arch}.{key} is {value}, expected a finite number")
+        return float(value)
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """A whole number; positive where the key is required, else 0 is allowed."""
+        return self._count(key, self.get(key, default), least=1 if default is None else 0)
+
+    def per_layer(self, key: str, n_layers: int, default: list[int] | None = None) -> list[int]:
+        """One positive count per layer, from a list or one number for all."""
+        value = self.get(key, default)
+        values = list(value) if isinstance(value, (list, np.ndarray)) else [value] * n_layers
+        if len(values) != n_layers:
+            raise FileFormatError(
+                f"{self.arch}.{key} has {len(values)} values for {n_layers} layers"
+            )
+        return [self._count(key, v, least=1) for v in values]
+
+    def refuse_unsupported(self) -> None:
+        for key, (what, neutral) in _UNSUPPORTED.items():
+            value = self.number(key, neutral)
+            if value not in (neutral, 0):
+                raise UnsupportedError(f"{self.arch}.{key} is {value:g}: {what} are not supported")
+
+    def _count(self, key: str, value: Any, least: int) -> int:
+        is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+        if not is_whole or not least <= value < 2**31:
+            raise FileFormatError(
+                f"{self.arch}.{key} is {value!r}, expected a whole number from {least}"
+            )
+        return int(value)

@@ -1,0 +1,288 @@
+"""The meaning of every op, in NumPy: slow and obvious. Other executors are compared with this.
+
+Must not know models, scheduler or files. Weights are float32 arrays, decoded at first use. A row
+is always computed by itself, so its result cannot depend on what else is in the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import ModelError
+from ..ops import Q8_BLOCK, Activation, BufferKind, KvType, OpKind, RopeStyle, RowKind
+from ..plan import Op, Plan
+from ..step import Step
+from ..weights import WeightSource
+
+_KV_DTYPES = {KvType.F16: np.float16, KvType.F32: np.float32}
+
+
+@dataclass
+class Q8Rows:
+    """Quantized activations: value = q * d of its block of 32."""
+
+    q: np.ndarray  # (n, width) int8
+    d: np.ndarray  # (n, width / 32) float32
+
+    def floats(self) -> np.ndarray:
+        return self.q.astype(np.float32) * np.repeat(self.d, Q8_BLOCK, axis=1)
+
+
+def quantize_q8(x: np.ndarray) -> Q8Rows:
+    """Blocks of 32 with d = max|x| / 127; a block of zeros has d = 0."""
+    n, width = x.shape
+    blocks = x.reshape(n, width // Q8_BLOCK, Q8_BLOCK)
+    amax = np.abs(blocks).max(axis=2)
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        inverse = np.float32(127) / amax
+        # Where the inverse overflows, the block is zero for any purpose.
+        is_zero = np.isinf(inverse)
+        inverse[is_zero] = 0
+        d = np.where(is_zero, np.float32(0), amax / np.float32(127))
+        q = np.rint(blocks * inverse[:, :, None]).astype(np.int8)
+    return Q8Rows(q.reshape(n, width), d)
+
+
+def rms_norm(x: np.ndarray, weight: np.ndarray | None, group: int, eps: float) -> np.ndarray:
+    """Per group of values of the last axis; weight is as long as one group or the whole row."""
+    groups = x.reshape(len(x), -1, group)
+    mean_square = np.mean(groups * groups, axis=2, keepdims=True, dtype=np.float32)
+    normed = groups / np.sqrt(mean_square + np.float32(eps))
+    if weight is not None:
+        normed = normed * weight.reshape(-1, group)
+    return normed.reshape(x.shape)
+
+
+def rotate(heads: np.ndarray, trig: np.ndarray, style: RopeStyle) -> np.ndarray:
+    """Turns the first n_rot dims of heads (n, n_heads, head_dim) by trig (n, n_rot)."""
+    n_rot = trig.shape[1]
+    cos, sin = trig[:, None, 0::2], trig[:, None, 1::2]
+    if style is RopeStyle.PAIR:
+        first, second = slice(0, n_rot, 2), slice(1, n_rot, 2)
+    else:
+        first, second = slice(0, n_rot // 2), slice(n_rot // 2, n_rot)
+    a, b = heads[:, :, first], heads[:, :, second]
+    turned = heads.copy()
+    turned[:, :, first] = a * cos - b * sin
+    turned[:, :, second] = a * sin + b * cos
+    return turned
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):  # exp(-x) = inf gives the right limit, 0
+        return x / (np.float32(1) + np.exp(-x))
+
+
+def gelu_tanh(x: np.ndarray) -> np.ndarray:
+    inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x)
+    return np.float32(0.5) * x * (np.float32(1) + np.tanh(inner))
+
+
+def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> np.ndarray:
+    """One row's heads (heads, head_dim) over gathered k, v (n_keys, kv_heads, dim)."""
+    kv_heads = k.shape[1]
+    grouped = q.reshape(kv_heads, -1, q.shape[1])  # neighbouring query heads share a kv head
+    out = []
+    for h in range(kv_heads):
+        scores = (grouped[h] @ k[:, h].T) * np.float32(scale)  # (group, n_keys)
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        out.append(weights @ v[:, h] / weights.sum(axis=1, keepdims=True))
+    return np.concatenate(out)
+
+
+_ACTIVATIONS = {Activation.SILU: silu, Activation.GELU_TANH: gelu_tanh}
+
+
+class ReferenceExecutor:
+    name = "reference"
+
+    def __init__(
+        self,
+        plan: Plan,
+        weights: WeightSource,
+        *,
+        block_tokens: int = 32,
+        n_blocks: int,
+        kv_type: KvType = KvType.F16,
+    ) -> None:
+        self.plan = plan
+        self.weights = weights
+        self.max_rows = plan.max_rows
+        self.block_tokens = block_tokens
+        self.n_blocks = n_blocks
+        self._decoded: dict[int, np.ndarray] = {}
+        dtype = _KV_DTYPES[kv_type]
+        n_slots = n_blocks * block_tokens
+        self._keys = [np.zeros((n_slots, k.kv_heads, k.head_dim), dtype) for k in plan.kv_layers]
+        self._values = [np.zeros((n_slots, k.kv_heads, k.value_dim), dtype) for k in plan.kv_layers]
+        self._run_op: dict[OpKind, Callable[[_Run, Op], None]] = {
+            OpKind.EMBED: self._embed,
+            OpKind.NORM: self._norm,
+            OpKind.QUANTIZE: self._quantize,
+            OpKind.LINEAR: self._linear,
+            OpKind.ROPE_TABLE: self._rope_table,
+            OpKind.ROPE_KV: self._rope_kv,
+            OpKind.ATTENTION: self._attention,
+            OpKind.GLU: self._glu,
+            OpKind.ADD: self._add,
+            OpKind.TAKE_ROWS: self._take_rows,
+        }
+
+    def run(self, step: Step) -> np.ndarray:
+        if len(step.tokens) > self.max_rows:
+            raise ModelError(f"a step of {len(step.tokens)} rows, at most {self.max_rows}")
+        run = _Run(self.plan, step, self.block_tokens)
+        for op in self.plan.ops:
+            self._run_op[op.kind](run, op)
+        return run.logits()
+
+    def copy_block(self, src: int, dst: int) -> None:
+        n = self.block_tokens
+        for pool in (*self._keys, *self._values):
+            pool[dst * n : (dst + 1) * n] = pool[src * n : (src + 1) * n]
+
+    def close(self) -> None:
+        self._decoded.clear()
+
+    def _weight(self, op: Op, name: str) -> np.ndarray | None:
+        """The op's weight as float32 (float64 for tables), None where it has none."""
+        at = op.weight_of(name)
+        if at < 0:
+            return None
+        if at not in self._decoded:
+            tensor = self.plan.tensors[at]
+            values = tensor.values
+            self._decoded[at] = self.weights.dequantized(tensor.name) if values is None else values
+        return self._decoded[at]
+
+    # -- ops --------------------------------------------------------------------------------
+
+    def _embed(self, run: _Run, op: Op) -> None:
+        table = self._weight(op, "table")
+        assert table is not None
+        run.store(op, np.float32(op.float_of("scale")) * table[run.step.tokens])
+
+    def _norm(self, run: _Run, op: Op) -> None:
+        x = run.floats(op.inputs[0])
+        weight = self._weight(op, "weight")
+        run.store(op, rms_norm(x, weight, op.int_of("group"), op.float_of("eps")))
+
+    def _quantize(self, run: _Run, op: Op) -> None:
+        run.store(op, run.floats(op.inputs[0]))
+
+    def _linear(self, run: _Run, op: Op) -> None:
+        x = run.floats(op.inputs[0])
+        parts = []
+        for segment in ("0", "1", "2"):
+            w, bias = self._weight(op, f"w{segment}"), self._weight(op, f"b{segment}")
+            if w is None:
+                break
+            # Row by row: a matrix product may sum in another order for another number of rows.
+            part = np.empty((len(x), len(w)), np.float32)
+            for row in range(len(x)):
+                part[row] = w @ x[row]
+            parts.append(part if bias is None else part + bias)
+        run.store(op, np.concatenate(parts, axis=1), first_col=op.int_of("out_col"))
+
+    def _rope_table(self, run: _Run, op: Op) -> None:
+        inv_freq = self._weight(op, "inv_freq")
+        assert inv_freq is not None
+        angles = run.step.positions[:, None].astype(np.float64) * inv_freq
+        trig = np.stack((np.cos(angles), np.sin(angles)), axis=2) * op.float_of("factor")
+        run.store(op, trig.reshape(len(angles), -1).astype(np.float32))
+
+    def _rope_kv(self, run: _Run, op: Op) -> None:
+        q, k, v = run.split_qkv(op)
+        eps = op.float_of("eps")
+        q_norm, k_norm = self._weight(op, "q_norm"), self._weight(op, "k_norm")
+        q = q if q_norm is None else _norm_heads(q, q_norm, eps)
+        k = k if k_norm is None else _norm_heads(k, k_norm, eps)
+        if op.inputs[1] >= 0:
+            trig, style = run.floats(op.inputs[1]), RopeStyle(op.int_of("style"))
+            q, k = rotate(q, trig, style), rotate(k, trig, style)
+        layer = op.int_of("kv_layer")
+        with np.errstate(over="ignore"):  # beyond float16 is infinite, as in every executor
+            self._keys[layer][run.slots] = k
+            self._values[layer][run.slots] = v
+        n = len(q)
+        run.store(op, np.concatenate([part.reshape(n, -1) for part in (q, k, v)], axis=1))
+
+    def _attention(self, run: _Run, op: Op) -> None:
+        q, _, _ = run.split_qkv(op)
+        layer, window = op.int_of("kv_layer"), op.int_of("window")
+        out = []
+        for row, position in enumerate(run.step.positions):
+            first = max(0, position - window + 1) if window else 0
+            slots = run.slots_of(run.row_seq[row], np.arange(first, position + 1))
+            k = self._keys[layer][slots].astype(np.float32)
+            v = self._values[layer][slots].astype(np.float32)
+            out.append(attend(q[row], k, v, op.float_of("scale")).reshape(-1))
+        run.store(op, np.array(out, np.float32))
+
+    def _glu(self, run: _Run, op: Op) -> None:
+        gate, up = np.split(run.floats(op.inputs[0]), 2, axis=1)
+        run.store(op, _ACTIVATIONS[Activation(op.int_of("activation"))](gate) * up)
+
+    def _add(self, run: _Run, op: Op) -> None:
+        run.store(op, run.floats(op.inputs[0]))
+
+    def _take_rows(self, run: _Run, op: Op) -> None:
+        run.store(op, run.floats(op.inputs[0])[run.step.out_rows])
+
+
+def _norm_heads(heads: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+    n, _, head_dim = heads.shape
+    return rms_norm(heads.reshape(n, -1), weight, head_dim, eps).reshape(heads.shape)
+
+
+class _Run:
+    """The buffers and row tables of one step."""
+
+    def __init__(self, plan: Plan, step: Step, block_tokens: int) -> None:
+        self.plan = plan
+        self.step = step
+        self.block_tokens = block_tokens
+        n_rows = {RowKind.ALL: len(step.tokens), RowKind.OUT: len(step.out_rows)}
+        self.buffers: list[np.ndarray | Q8Rows] = [
+            np.zeros((n_rows[b.rows], b.width), np.float32) for b in plan.buffers
+        ]
+        n_seqs = len(step.seq_start) - 1
+        self.row_seq = np.repeat(np.arange(n_seqs), np.diff(step.seq_start))  # (n_rows)
+        self.slots = self.slots_of(self.row_seq, step.positions)  # (n_rows)
+
+    def slots_of(self, seq: np.ndarray | int, positions: np.ndarray) -> np.ndarray:
+        blocks = self.step.block_table[seq, positions // self.block_tokens]
+        return blocks * self.block_tokens + positions % self.block_tokens
+
+    def floats(self, buffer: int) -> np.ndarray:
+        rows = self.buffers[buffer]
+        return rows.floats() if isinstance(rows, Q8Rows) else rows
+
+    def store(self, op: Op, values: np.ndarray, first_col: int = 0) -> None:
+        """Writes or adds an op's result; a Q8 buffer takes whole rows, quantized."""
+        if self.plan.buffers[op.out].kind is BufferKind.Q8:
+            self.buffers[op.out] = quantize_q8(values)
+            return
+        out = self.floats(op.out)[:, first_col : first_col + values.shape[1]]
+        out[...] = out + values if op.accumulate else values
+
+    def split_qkv(self, op: Op) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The q, k and v heads in the op's first input, each (n, heads, dim)."""
+        rows = self.floats(op.inputs[0])
+        heads, kv_heads = op.int_of("heads"), op.int_of("kv_heads")
+        head_dim, value_dim = op.int_of("head_dim"), op.int_of("value_dim")
+        ends = np.cumsum([heads * head_dim, kv_heads * head_dim])
+        q, k, v = np.split(rows, ends, axis=1)
+        n = len(rows)
+        return (
+            q.reshape(n, heads, head_dim),
+            k.reshape(n, kv_heads, head_dim),
+            v.reshape(n, kv_heads, value_dim),
+        )
+
+    def logits(self) -> np.ndarray:
+        at = next(i for i, b in enumerate(self.plan.buffers) if b.is_logits)
+        return self.floats(at)

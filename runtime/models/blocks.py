@@ -1,0 +1,120 @@
+"""The parts that decoder-only transformers share: embedding, attention, gated MLP, logits.
+
+Owns: tensor names of the GGUF convention and the order in which ops are recorded. Must not know:
+architecture names; what differs between them is an argument. Called by the files beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..config import ModelConfig, Rope
+from ..errors import ModelError
+from ..ops import Activation, RopeStyle
+from ..plan import PlanBuilder
+from ..weights import WeightSource
+
+ROPE_DIVISORS = "rope_freqs.weight"
+
+
+@dataclass
+class Recording:
+    """A plan in the making. Buffers and weights are the builder's ids."""
+
+    plan: PlanBuilder
+    config: ModelConfig
+    weights: WeightSource
+    _trig: dict[Rope, int] = field(default_factory=dict)
+
+    def embed(self) -> int:
+        table = self.plan.weight("token_embd.weight", self.config.vocab_size, self.config.dim)
+        x = self.plan.embed(table, self.config.embedding_scale)
+        for layer in self.config.layers:
+            self._record_trig(layer.rope)
+        return x
+
+    def norm(self, x: int, name: str, *, add_to: int = -1) -> int:
+        weight = self.plan.weight(f"{name}.weight", self.config.dim)
+        return self.plan.norm(x, weight, self.config.norm_eps, add_to=add_to)
+
+    def attention(
+        self, n: int, x: int, style: RopeStyle, *, head_norm: bool = False, add_to: int = -1
+    ) -> int:
+        """Attention of layer n on normed rows x, through the output projection."""
+        p, c, layer = self.plan, self.config, self.config.layers[n]
+        kv_layer = p.new_kv_layer(layer.kv_heads, layer.head_dim, layer.value_dim)
+        qkv = self._qkv(n, x)
+        p.rope_kv(
+            qkv,
+            self._trig[layer.rope],
+            kv_layer=kv_layer,
+            heads=layer.heads,
+            style=style,
+            q_norm=p.weight(f"blk.{n}.attn_q_norm.weight", layer.head_dim) if head_norm else -1,
+            k_norm=p.weight(f"blk.{n}.attn_k_norm.weight", layer.head_dim) if head_norm else -1,
+            eps=c.norm_eps if head_norm else 0.0,
+        )
+        mixed = p.attention(
+            qkv,
+            kv_layer=kv_layer,
+            heads=layer.heads,
+            scale=c.attention_scale,
+            window=layer.window,
+        )
+        shapes = {"attn_output": (c.dim, layer.heads * layer.value_dim)}
+        return self._linear(n, mixed, shapes, name="attn_out", add_to=add_to)
+
+    def gated_mlp(self, n: int, x: int, activation: Activation, *, add_to: int = -1) -> int:
+        """down(activation(gate x) * up x) of layer n on normed rows x."""
+        dim, ffn_dim = self.config.dim, self.config.layers[n].ffn_dim
+        shapes = {"ffn_gate": (ffn_dim, dim), "ffn_up": (ffn_dim, dim)}
+        gated = self.plan.glu(self._linear(n, x, shapes, name="gate_up"), activation)
+        return self._linear(n, gated, {"ffn_down": (dim, ffn_dim)}, name="ffn_out", add_to=add_to)
+
+    def logits(self, x: int) -> None:
+        """Output norm and projection of the wanted rows; without output.weight it is tied."""
+        p, c = self.plan, self.config
+        normed = self.norm(p.take_rows(x), "output_norm")
+        is_tied = p.weights.shape("output.weight") is None
+        name = "token_embd.weight" if is_tied else "output.weight"
+        weight = p.weight(name, c.vocab_size, c.dim)
+        bias = p.optional("output.bias", c.vocab_size)
+        p.linear(normed, [weight], biases=[bias], name="logits", logits=True)
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _record_trig(self, rope: Rope) -> None:
+        """One table of angles per kind of rope, shared by all layers that turn alike."""
+        if rope in self._trig:
+            return
+        divisors = None
+        found = self.weights.shape(ROPE_DIVISORS)
+        if found is not None:
+            if found != (rope.n_rot // 2,):
+                raise ModelError(
+                    f"tensor {ROPE_DIVISORS!r} has shape {found}, expected ({rope.n_rot // 2},)"
+                )
+            divisors = self.weights.dequantized(ROPE_DIVISORS)
+        name = f"rope_{rope.base:g}" + (f"_by_{rope.factor:g}" if rope.factor != 1 else "")
+        self._trig[rope] = self.plan.rope_table(rope.inv_freq(divisors), name)
+
+    def _qkv(self, n: int, x: int) -> int:
+        """[q | k | v] of layer n, from one fused tensor or from three."""
+        layer, dim = self.config.layers[n], self.config.dim
+        q_rows = layer.heads * layer.head_dim
+        k_rows = layer.kv_heads * layer.head_dim
+        v_rows = layer.kv_heads * layer.value_dim
+        if self.weights.shape(f"blk.{n}.attn_qkv.weight") is not None:
+            shapes = {"attn_qkv": (q_rows + k_rows + v_rows, dim)}
+        else:
+            shapes = {"attn_q": (q_rows, dim), "attn_k": (k_rows, dim), "attn_v": (v_rows, dim)}
+        return self._linear(n, x, shapes, name="qkv")
+
+    def _linear(
+        self, n: int, x: int, shapes: dict[str, tuple[int, int]], *, name: str, add_to: int = -1
+    ) -> int:
+        """Stacked projections of layer n by tensor stem; biases are loaded where present."""
+        p = self.plan
+        weights = [p.weight(f"blk.{n}.{stem}.weight", *shape) for stem, shape in shapes.items()]
+        biases = [p.optional(f"blk.{n}.{stem}.bias", shape[0]) for stem, shape in shapes.items()]
+        return p.linear(x, weights, biases=biases, name=name, add_to=add_to)
