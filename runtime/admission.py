@@ -1,0 +1,62 @@
+"""What is refused at the engine's door, with the numbers.
+
+Owns: checks of prompt ids and lengths. Must not know: queues, threads, sampling ranges
+(SamplingParams checks its own values).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .errors import ContextTooLong, RequestError
+from .sampling import TokenIds
+from .sampling_params import SamplingParams
+
+
+def checked_prompt(
+    prompt_ids: Sequence[int], params: SamplingParams, *, vocab_size: int
+) -> TokenIds:
+    """The ids as int32. Native code indexes with them, so each must be in the vocabulary."""
+    ids = np.asarray(prompt_ids)
+    if ids.ndim != 1 or not len(ids):
+        raise RequestError("prompt is empty; it needs at least one token", field="prompt")
+    if ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= vocab_size:
+        raise RequestError(
+            f"prompt token ids must be integers from 0 to {vocab_size - 1}", field="prompt"
+        )
+    highest = max(params.logit_bias, default=0)
+    if highest >= vocab_size:
+        raise RequestError(
+            f"logit_bias names token {highest}; the vocabulary ends at {vocab_size - 1}",
+            field="logit_bias",
+        )
+    return ids.astype(np.int32)
+
+
+def most_tokens(n_prompt: int, max_tokens: int | None, *, context: int, pool_slots: int) -> int:
+    """The length a request may reach: prompt + completion <= context, and it fits the pool alone.
+
+    Without max_tokens the pool's end is like the context's end. With it, a request that could be
+    cut short by the pool is refused, as it could never get what it asks for.
+    """
+    if n_prompt >= context:
+        raise ContextTooLong(
+            f"prompt has {n_prompt} tokens, context is {context} and must hold one more for the "
+            "output; shorten the prompt or start with a longer context",
+            needed=n_prompt + 1,
+            limit=context,
+        )
+    pool_tokens = pool_slots + 1  # the last token drawn is never computed, so it needs no slot
+    n_total = context if max_tokens is None else min(context, n_prompt + max_tokens)
+    if max_tokens is None:
+        n_total = min(n_total, max(pool_tokens, n_prompt + 1))
+    if n_total > pool_tokens:
+        raise ContextTooLong(
+            f"prompt and output may reach {n_total} tokens, the KV pool holds {pool_tokens}; "
+            "lower max_tokens or give the KV pool more memory",
+            needed=n_total,
+            limit=pool_tokens,
+        )
+    return n_total

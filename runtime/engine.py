@@ -1,0 +1,313 @@
+"""The loop: take mail, schedule, run one step, draw tokens, tell their owners.
+
+Owns: the one thread that touches executor, scheduler and requests, its mailbox, and why a request
+ends. Must not know: HTTP, prompts as text, op kernels.
+
+Context rule: prompt + completion <= context. The last token drawn needs no slot in the KV pool.
+An end-of-generation token counts as output and is never shown.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from .admission import checked_prompt, most_tokens
+from .errors import MartletError, ModelError, QueueFull, RequestError
+from .events import Event, FinishEvent, FinishReason, TokenEvent
+from .executors import Executor
+from .kv_blocks import BlockPool, BlockTable
+from .request import Constraint, Request, Scheduled, State, Text
+from .sampling import Logits, sample, token_logprob
+from .sampling_params import CHOSEN_SEED_BITS, SamplingParams
+from .scheduler import Scheduler
+from .stats import Counts, EngineStats
+from .step import build_step
+
+log = logging.getLogger(__name__)
+
+
+class Tokenizer(Protocol):
+    """What the engine itself asks of a tokenizer; TextStream asks for token bytes."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def eog_ids(self) -> frozenset[int]: ...
+
+
+class Engine:
+    """Serves requests over one executor. submit, cancel and stats may be called from any thread."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        tokenizer: Tokenizer,
+        *,
+        context: int,
+        max_queue: int = 64,
+        max_running: int = 32,
+        step_rows: int | None = None,
+        prefix_reuse: bool = True,
+        fingerprint: bytes = b"",
+        new_text: Callable[[Tokenizer, Sequence[str]], Text] | None = None,
+    ) -> None:
+        """max_queue: requests accepted beyond the max_running that may run at a time.
+        step_rows: most rows per step, at most what the executor takes; fewer rows per step keep
+        streams smoother while long prompts come in.
+        """
+        pool = BlockPool(
+            executor.n_blocks,
+            executor.block_tokens,
+            prefix_reuse=prefix_reuse,
+            fingerprint=fingerprint,
+        )
+        step_rows = min(step_rows or executor.max_rows, executor.max_rows)
+        self.context = context
+        self.scheduler = Scheduler(pool, step_rows=step_rows, max_running=max_running)
+        self._executor = executor
+        self._tokenizer = tokenizer
+        self._new_text = new_text or _text_stream
+        self._max_unfinished = self.scheduler.max_running + max_queue
+        self._counts = Counts()
+        self._thread: threading.Thread | None = None
+        # The mailbox: all below is shared between threads and guarded by this condition.
+        self._wake = threading.Condition()
+        self._unfinished: dict[str, Request] = {}
+        self._arrived: list[Request] = []
+        self._cancelled: list[str] = []
+        self._n_submitted = 0
+        self._closed = False
+
+    # ---- from any thread -------------------------------------------------------------------------
+
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        on_event: Callable[[Event], None],
+        *,
+        request_id: str | None = None,
+        constraint: Constraint | None = None,
+        cache_salt: bytes = b"",
+    ) -> Request:
+        """Accepts a request or raises RequestError, ContextTooLong or QueueFull at once.
+
+        on_event is called from the engine thread and must return quickly.
+        """
+        arrived_ns = time.monotonic_ns()
+        prompt = checked_prompt(prompt_ids, params, vocab_size=self._tokenizer.vocab_size)
+        slots = self.scheduler.pool.n_slots
+        n_most = most_tokens(len(prompt), params.max_tokens, context=self.context, pool_slots=slots)
+        buffer = np.empty(n_most, np.int32)
+        buffer[: len(prompt)] = prompt
+        seed = secrets.randbits(CHOSEN_SEED_BITS) if params.seed is None else params.seed
+        with self._wake:
+            self._check_door(request_id)
+            request = Request(
+                id=request_id or secrets.token_hex(8),
+                arrival=self._n_submitted,
+                buffer=buffer,
+                n_prompt=len(prompt),
+                params=params,
+                seed=seed,
+                on_event=on_event,
+                text=self._new_text(self._tokenizer, params.stop),
+                table=BlockTable(salt=cache_salt),
+                arrived_ns=arrived_ns,
+                constraint=constraint,
+            )
+            self._n_submitted += 1
+            self._unfinished[request.id] = request
+            self._arrived.append(request)
+            self._wake.notify()
+        return request
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a request before its next step; does nothing if it is finished or unknown."""
+        with self._wake:
+            if request_id in self._unfinished:
+                self._cancelled.append(request_id)
+                self._wake.notify()
+
+    def stats(self) -> EngineStats:
+        pool, counts = self.scheduler.pool, self._counts
+        running = len(self.scheduler.running)
+        return EngineStats(
+            running=running,
+            waiting=max(0, len(self._unfinished) - running),
+            blocks_total=pool.n_blocks,
+            blocks_used=pool.n_held,
+            blocks_cached=pool.n_cached,
+            tokens_prefilled=counts.prefilled,
+            tokens_decoded=counts.decoded,
+            tokens_cached=counts.cached,
+            tokens_recomputed=counts.recomputed,
+            steps=counts.steps,
+            preemptions=self.scheduler.n_preemptions,
+            finished=dict(counts.finished),
+        )
+
+    def start(self) -> None:
+        """Starts the engine thread. It sleeps, using no CPU, while no request is unfinished."""
+        assert self._thread is None, "the engine is started already"
+        self._thread = threading.Thread(target=self._loop, name="martlet-engine", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread after the step it is in, then cancels what is unfinished."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._take_mail()
+        for request in list(self._unfinished.values()):
+            self._finish(request, "cancelled")
+
+    def _check_door(self, request_id: str | None) -> None:
+        if self._closed:
+            raise ModelError("the engine is closed")
+        if request_id in self._unfinished:
+            raise RequestError(f"request {request_id!r} is unfinished", field="request_id")
+        if len(self._unfinished) >= self._max_unfinished:
+            raise QueueFull(
+                f"{len(self._unfinished)} requests are unfinished, the most accepted; retry later",
+                unfinished=len(self._unfinished),
+                limit=self._max_unfinished,
+            )
+
+    # ---- the engine thread -----------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """One iteration; False if there were no rows to compute. For the thread, and for tests."""
+        self._take_mail()
+        granted = self.scheduler.schedule()
+        if not granted:
+            if self.scheduler.waiting:
+                raise ModelError("no waiting request fits into the idle pool")
+            return False
+        self._stamp_scheduled(granted)
+        drawing = [item.request for item in granted if item.wants_logits]
+        try:
+            logits = self._executor.run(build_step(granted))
+            if len(logits) != len(drawing):
+                raise ModelError(f"executor gave {len(logits)} rows of logits, not {len(drawing)}")
+        except Exception as error:
+            # The keys and values of these rows are unknown now; those of others are untouched.
+            for item in granted:
+                self._fail(item.request, error)
+            return True
+        self._counts.count_step(granted)
+        self.scheduler.commit(granted)
+        for request, row in zip(drawing, logits, strict=True):
+            try:
+                self._advance(request, row[: self._tokenizer.vocab_size])
+            except Exception as error:
+                self._fail(request, error)
+        return True
+
+    def _loop(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._closed or self._unfinished)
+                if self._closed:
+                    return
+            try:
+                self.step()
+            except Exception as error:  # a bug of ours: nobody may be left waiting for ever
+                for request in self.scheduler.running + self.scheduler.waiting:
+                    self._fail(request, error)
+
+    def _take_mail(self) -> None:
+        with self._wake:
+            arrived, self._arrived = self._arrived, []
+            cancelled, self._cancelled = self._cancelled, []
+        for request in arrived:
+            self.scheduler.add(request)
+        for request_id in cancelled:
+            if request_id in self._unfinished:
+                self._finish(self._unfinished[request_id], "cancelled")
+
+    def _stamp_scheduled(self, granted: Sequence[Scheduled]) -> None:
+        now_ns = time.monotonic_ns()
+        for item in granted:
+            if item.request.scheduled_ns is None:
+                item.request.scheduled_ns = now_ns
+                self._counts.cached += item.request.n_cached
+
+    def _advance(self, request: Request, logits: Logits) -> None:
+        """Draws one token and tells the owner; logits (vocab_size,) without padding entries."""
+        params, constraint = request.params, request.constraint
+        token_id = sample(
+            logits,
+            params,
+            seed=request.seed,
+            n_prompt=request.n_prompt,
+            tokens=request.tokens,
+            allowed=constraint.allowed() if constraint else None,
+        )
+        if constraint:
+            constraint.accept(token_id)
+        logprob = (
+            None if params.logprobs is None else token_logprob(logits, token_id, params.logprobs)
+        )
+        is_end = token_id in self._tokenizer.eog_ids and not params.ignore_eos
+        text = "" if is_end else request.text.push(token_id)
+        now_ns = time.monotonic_ns()
+        if request.first_token_ns is None:
+            request.first_token_ns = now_ns
+        request.append(token_id)
+        self._counts.decoded += 1
+        request.on_event(TokenEvent(request.n_output - 1, token_id, text, logprob, now_ns))
+        if is_end or request.text.stopped:
+            self._finish(request, "stop", end_ns=now_ns)
+        elif request.is_full:
+            self._finish(request, "length", end_ns=now_ns)
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        log.error("request %s failed", request.id, exc_info=error)
+        kind = "" if isinstance(error, MartletError) else f"{type(error).__name__}: "
+        self._finish(request, "error", error=(kind + str(error)).splitlines()[0])
+
+    def _finish(
+        self,
+        request: Request,
+        reason: FinishReason,
+        *,
+        end_ns: int | None = None,
+        error: str | None = None,
+    ) -> None:
+        if request.state is State.FINISHED:
+            return
+        self.scheduler.remove(request)
+        with self._wake:
+            del self._unfinished[request.id]
+        self._counts.finished[reason] += 1
+        event = FinishEvent(
+            reason=reason,
+            text="" if request.text.stopped else request.text.finish(),
+            timings=request.timings(time.monotonic_ns() if end_ns is None else end_ns),
+            error=error,
+            n_prompt=request.n_prompt,
+            n_output=request.n_output,
+            n_cached=request.n_cached,
+            seed=request.seed,
+        )
+        try:
+            request.on_event(event)
+        except Exception as owner_error:  # its owner's mistake must not end other requests
+            log.error("on_event of request %s failed", request.id, exc_info=owner_error)
+
+
+def _text_stream(tokenizer: Tokenizer, stops: Sequence[str]) -> Text:
+    from .textstream import TextStream
+
+    return TextStream(tokenizer, stops)

@@ -1,0 +1,237 @@
+"""Bookkeeping of the paged KV pool: who holds which block, and which blocks hold known prefixes.
+
+Owns: reference counts, the free list, the prefix index. Must not know: keys and values (executor),
+requests, rows. The scheduler is the only caller that changes it.
+
+A block is in one of three conditions:
+
+    held      references > 0; in no list. Held by several tables only if it is registered.
+    cached    references = 0, registered in the prefix index; in the free list's back part
+    empty     references = 0, not registered; in the free list's front part
+
+The free list is taken from the front, so cached blocks are given up last, and among them the one
+released longest ago first. A table is released from its tail, and who holds a block holds all
+blocks before it; so no cached block outlives the prefix it depends on.
+
+Only full blocks whose keys and values are final are registered and shared, and a table writes only
+behind its last full block. So a shared block is never written and copy-on-write is not needed.
+When equal blocks were computed side by side, the later table takes over the registered block and
+gives back its own: the bits are the same by the law of row independence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import ModelError
+from .free_list import FreeList
+
+TokenIds = npt.NDArray[np.int32]
+HashBlock = Callable[[bytes, bytes], bytes]
+
+
+def blake2b_chain(parent: bytes, content: bytes) -> bytes:
+    return hashlib.blake2b(content, key=parent, digest_size=32, person=b"martlet-kv").digest()
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix:
+    """A registered block: the end of one exact token sequence from position 0."""
+
+    digest: bytes
+    parent: Prefix | None
+    content: bytes
+    """Its own token ids (block_tokens int32), and the salt in front of the first block's."""
+    block: int
+
+
+@dataclass
+class BlockTable:
+    """The blocks of one sequence in order of position. Only BlockPool writes it."""
+
+    salt: bytes = b""
+    """Sequences of different salt never share blocks (tenants, adapters)."""
+    blocks: list[int] = field(default_factory=list)
+    n_registered: int = 0
+    """Leading blocks that are known to the prefix index."""
+    last: Prefix | None = None
+    """The prefix that ends with block n_registered - 1."""
+
+
+class BlockPool:
+    """n_blocks blocks of block_tokens tokens. All operations cost O(blocks touched)."""
+
+    def __init__(
+        self,
+        n_blocks: int,
+        block_tokens: int,
+        *,
+        prefix_reuse: bool = True,
+        fingerprint: bytes = b"",
+        hash_block: HashBlock = blake2b_chain,
+    ) -> None:
+        """fingerprint: all that shapes keys and values besides tokens (weights, KV type, mode)."""
+        if n_blocks < 1 or block_tokens < 1:
+            raise ModelError(f"pool of {n_blocks} blocks of {block_tokens}; both must be positive")
+        self.n_blocks = n_blocks
+        self.block_tokens = block_tokens
+        self.prefix_reuse = prefix_reuse
+        self._root = hashlib.blake2b(fingerprint, digest_size=32).digest()
+        self._hash_block = hash_block
+        self._references = [0] * n_blocks
+        self._prefixes: list[Prefix | None] = [None] * n_blocks
+        self._index: dict[bytes, Prefix] = {}
+        self._free = FreeList(n_blocks)
+        self._n_cached = 0
+
+    @property
+    def n_slots(self) -> int:
+        return self.n_blocks * self.block_tokens
+
+    @property
+    def n_free(self) -> int:
+        """Blocks that can be had at once: empty and cached ones."""
+        return len(self._free)
+
+    @property
+    def n_held(self) -> int:
+        return self.n_blocks - len(self._free)
+
+    @property
+    def n_cached(self) -> int:
+        """Free blocks that hold a known prefix."""
+        return self._n_cached
+
+    def blocks_for(self, n_tokens: int) -> int:
+        return -(-n_tokens // self.block_tokens)
+
+    def attach_prefix(self, table: BlockTable, tokens: TokenIds) -> int:
+        """Gives an empty table the cached blocks `tokens` starts with; returns tokens covered.
+
+        The last token is never covered: it must be computed, or there would be no logits.
+        """
+        assert not table.blocks, "attach_prefix needs an empty table"
+        for place in range((len(tokens) - 1) // self.block_tokens if self.prefix_reuse else 0):
+            digest, content = self._key(table, tokens, place)
+            prefix = self._index.get(digest)
+            if prefix is None or not _is_same(prefix, table.last, content):
+                break
+            self._hold(prefix.block)
+            table.blocks.append(prefix.block)
+            table.n_registered, table.last = place + 1, prefix
+        return len(table.blocks) * self.block_tokens
+
+    def grow(self, table: BlockTable, n_tokens: int) -> bool:
+        """Adds blocks until n_tokens fit; False, with nothing changed, if too few are free."""
+        n_new = self.blocks_for(n_tokens) - len(table.blocks)
+        if n_new > len(self._free):
+            return False
+        for _ in range(n_new):
+            block = self._free.pop_front()
+            self._forget(block)
+            self._references[block] = 1
+            table.blocks.append(block)
+        return True
+
+    def register(self, table: BlockTable, tokens: TokenIds, n_final: int) -> None:
+        """Makes the full blocks of the first n_final tokens findable; those rows are computed."""
+        if not self.prefix_reuse:
+            return
+        for place in range(table.n_registered, n_final // self.block_tokens):
+            digest, content = self._key(table, tokens, place)
+            known = self._index.get(digest)
+            if known is None:
+                known = Prefix(digest, table.last, content, table.blocks[place])
+                self._index[digest] = self._prefixes[known.block] = known
+            elif not _is_same(known, table.last, content):
+                return  # another sequence with this hash is in the index: leave both alone
+            else:
+                self._swap(table, place, known.block)
+            table.n_registered, table.last = place + 1, known
+
+    def release(self, table: BlockTable) -> None:
+        """Gives up all blocks, the tail first, so that the start of a prefix lives longest."""
+        while table.blocks:
+            self._let_go(table.blocks.pop())
+        table.n_registered, table.last = 0, None
+
+    def is_writable(self, table: BlockTable, position: int) -> bool:
+        """Whether computing `position` would touch a block of this table alone."""
+        block = table.blocks[position // self.block_tokens]
+        return self._references[block] == 1 and self._prefixes[block] is None
+
+    def check(self, tables: Iterable[BlockTable]) -> None:
+        """Asserts every invariant, given all tables that hold blocks. For tests."""
+        holds = [0] * self.n_blocks
+        for table in tables:
+            assert len(set(table.blocks)) == len(table.blocks), "a block twice in one table"
+            assert table.n_registered <= len(table.blocks)
+            chain = table.last
+            for block in reversed(table.blocks[: table.n_registered]):
+                assert chain is not None
+                assert chain.block == block
+                assert self._prefixes[block] is chain
+                chain = chain.parent
+            assert chain is None, "the table's chain is longer than its registered blocks"
+            for place, block in enumerate(table.blocks):
+                holds[block] += 1
+                assert place < table.n_registered or self._prefixes[block] is None
+        assert holds == self._references, "references differ from the tables that hold blocks"
+        assert all(n < 2 or self._prefixes[b] for b, n in enumerate(holds)), "shared, unregistered"
+        free = self._free.check()
+        assert sorted(free) == [b for b, n in enumerate(holds) if n == 0], "free list is wrong"
+        is_cached = [self._prefixes[b] is not None for b in free]
+        assert is_cached == sorted(is_cached), "an empty block behind a cached one"
+        assert sum(is_cached) == self._n_cached
+        assert len(self._index) == sum(p is not None for p in self._prefixes)
+        for digest, prefix in self._index.items():
+            assert prefix.digest == digest
+            assert self._prefixes[prefix.block] is prefix
+            parent = prefix.parent
+            assert parent is None or self._index.get(parent.digest) is parent, "orphaned prefix"
+
+    def _key(self, table: BlockTable, tokens: TokenIds, place: int) -> tuple[bytes, bytes]:
+        start = place * self.block_tokens
+        own = np.asarray(tokens[start : start + self.block_tokens], "<i4").tobytes()
+        content = table.salt + own if place == 0 else own
+        return self._hash_block(table.last.digest if table.last else self._root, content), content
+
+    def _swap(self, table: BlockTable, place: int, block: int) -> None:
+        own = table.blocks[place]
+        if own != block:
+            self._hold(block)
+            table.blocks[place] = block
+            self._let_go(own)
+
+    def _hold(self, block: int) -> None:
+        if self._references[block] == 0:
+            self._free.remove(block)
+            self._n_cached -= 1  # empty blocks are taken by grow, not by reference
+        self._references[block] += 1
+
+    def _let_go(self, block: int) -> None:
+        self._references[block] -= 1
+        if self._references[block] == 0:
+            if self._prefixes[block] is None:
+                self._free.push_front(block)
+            else:
+                self._free.push_back(block)
+                self._n_cached += 1
+
+    def _forget(self, block: int) -> None:
+        prefix = self._prefixes[block]
+        if prefix is not None:
+            del self._index[prefix.digest]
+            self._prefixes[block] = None
+            self._n_cached -= 1
+
+
+def _is_same(prefix: Prefix, parent: Prefix | None, content: bytes) -> bool:
+    """A hash is only a hint: the tokens must be equal, and so, by way of the parents, must be
+    all tokens before them. The parent is compared by identity, being compared itself already."""
+    return prefix.parent is parent and prefix.content == content

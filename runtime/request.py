@@ -1,0 +1,132 @@
+"""One request: the tokens it owns, how many of them are computed, and its stamps.
+
+Owns: the state of a request between steps. Must not know: who else is running, how rows or blocks
+are granted (scheduler, kv_blocks), how logits become tokens (sampling).
+
+There is no prefill or decode state. A request owns n_tokens (prompt, then output), n_computed of
+them have keys and values, and each step lets the second number catch up with the first. A prefix
+hit starts it higher; preemption sets it back to 0. Neither touches the tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from .events import Event, Timings
+from .kv_blocks import BlockTable
+from .sampling_params import SamplingParams
+
+
+class State(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Constraint(Protocol):
+    """Allows some next tokens (a grammar, a schema). It follows one request's output in order."""
+
+    def allowed(self) -> npt.NDArray[np.bool_]:
+        """(vocab_size,) True where the next token may be."""
+        ...
+
+    def accept(self, token_id: int) -> None: ...
+
+
+class Text(Protocol):
+    """The part of TextStream the engine uses."""
+
+    @property
+    def stopped(self) -> bool: ...
+
+    def push(self, token_id: int) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+@dataclass(eq=False)
+class Request:
+    """Written by the engine thread alone; other threads may read `id`, `seed` and `n_prompt`."""
+
+    id: str
+    arrival: int
+    """Rises by one per submitted request; preemption does not change it."""
+    buffer: npt.NDArray[np.int32]
+    """(max_tokens_total,) prompt, output so far, and room for the rest."""
+    n_prompt: int
+    params: SamplingParams
+    seed: int
+    on_event: Callable[[Event], None]
+    text: Text
+    table: BlockTable
+    arrived_ns: int
+    constraint: Constraint | None = None
+
+    state: State = State.WAITING
+    n_tokens: int = field(init=False)
+    n_computed: int = 0
+    n_ever_computed: int = 0
+    """Highest n_computed so far: rows below it are recomputed after a preemption."""
+    n_cached: int = 0
+    n_preempted: int = 0
+    scheduled_ns: int | None = None
+    first_token_ns: int | None = None
+
+    def __post_init__(self) -> None:
+        self.n_tokens = self.n_prompt
+
+    @property
+    def tokens(self) -> npt.NDArray[np.int32]:
+        """(n_tokens,) a view: prompt, then output."""
+        return self.buffer[: self.n_tokens]
+
+    @property
+    def n_output(self) -> int:
+        return self.n_tokens - self.n_prompt
+
+    @property
+    def n_pending(self) -> int:
+        """Rows still to compute before the next token can be drawn; 1 while decoding."""
+        return self.n_tokens - self.n_computed
+
+    @property
+    def is_full(self) -> bool:
+        """No room for another token: max_tokens or the end of the context is reached."""
+        return self.n_tokens == len(self.buffer)
+
+    @property
+    def priority(self) -> int:
+        """Smaller goes first, and is preempted last. Service classes would be added here."""
+        return self.arrival
+
+    def append(self, token_id: int) -> None:
+        self.buffer[self.n_tokens] = token_id
+        self.n_tokens += 1
+
+    def timings(self, end_ns: int) -> Timings:
+        return Timings.from_stamps(
+            arrived=self.arrived_ns,
+            scheduled=self.scheduled_ns,
+            first_token=self.first_token_ns,
+            end=end_ns,
+            n_output=self.n_output,
+        )
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """Rows granted to a request for one step: its tokens n_computed … n_computed + n_rows - 1."""
+
+    request: Request
+    n_rows: int
+
+    @property
+    def wants_logits(self) -> bool:
+        """Only the last owned token leads to a new one; read this before the step is committed."""
+        return self.n_rows == self.request.n_pending

@@ -1,0 +1,61 @@
+"""Counts of what the engine did, for /metrics and benchmarks.
+
+Owns: their definitions. Must not know: metric names or formats (server).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from .events import FINISH_REASONS, FinishReason
+from .request import Scheduled
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """A snapshot. Tokens, steps, preemptions and finished only ever rise."""
+
+    running: int
+    waiting: int
+    """Accepted and not running: new, queued, or preempted."""
+    blocks_total: int
+    blocks_used: int
+    """Held by running requests."""
+    blocks_cached: int
+    """Not held, but keeping a known prefix; given up when blocks are needed."""
+    tokens_prefilled: int
+    """Prompt rows computed for the first time."""
+    tokens_decoded: int
+    """Output tokens drawn."""
+    tokens_cached: int
+    """Prompt tokens that were not computed because the prefix cache held them."""
+    tokens_recomputed: int
+    """Rows computed again after a preemption."""
+    steps: int
+    preemptions: int
+    finished: Mapping[FinishReason, int]
+
+
+@dataclass
+class Counts:
+    """The rising part of EngineStats; written by the engine thread alone."""
+
+    prefilled: int = 0
+    decoded: int = 0
+    cached: int = 0
+    recomputed: int = 0
+    steps: int = 0
+    finished: dict[FinishReason, int] = field(
+        default_factory=lambda: dict.fromkeys(FINISH_REASONS, 0)
+    )
+
+    def count_step(self, granted: Iterable[Scheduled]) -> None:
+        """To be called before the step is committed."""
+        self.steps += 1
+        for item in granted:
+            request = item.request
+            start, end = request.n_computed, request.n_computed + item.n_rows
+            again_until = min(end, request.n_ever_computed)
+            self.recomputed += max(0, again_until - start)
+            self.prefilled += max(0, min(end, request.n_prompt) - max(start, again_until))
