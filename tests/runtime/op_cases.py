@@ -1,0 +1,278 @@
+"""Plans of one op each, at odd sizes, for comparing executors op by op.
+
+Every case embeds F32 rows, runs the op and shows its result as logits through an identity matrix,
+so that logits equal the op's output exactly. A case's steps are run in order on one executor.
+
+    @pytest.mark.parametrize("case", OP_CASES, ids=str)
+    def test_op(case):
+        mine, expected = case.run(MyExecutor), case.run(ReferenceExecutor)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from martlet.quant.formats import FORMATS
+from martlet.runtime.executors import Executor
+from martlet.runtime.ops import Activation, RopeStyle
+from martlet.runtime.plan import Plan, PlanBuilder
+from martlet.runtime.step import Step
+from martlet.runtime.weights import StoredTensor, StoredWeights
+
+from .tiny import BLOCK_FORMATS, FLOAT_FORMATS, Chunk, make_step, random_tensor
+
+MAX_ROWS = 48
+N_BLOCKS = 12
+BLOCK_TOKENS = 16
+_VOCAB = 23
+
+
+@dataclass(frozen=True)
+class OpCase:
+    """`op` records on a PlanBuilder what happens to buffer x and returns the buffer to show."""
+
+    name: str
+    width: int
+    op: Callable[[OpBuilder, int], int]
+    steps: Sequence[Step]
+    show_blocks: bool = False  # an identity matrix in blocks follows, so its input is quantized
+
+    def __str__(self) -> str:
+        return self.name
+
+    def build(self) -> tuple[Plan, StoredWeights]:
+        rng = np.random.default_rng(sum(map(ord, self.name)))
+        b = OpBuilder(rng)
+        table = b.new("table", "F32", _VOCAB, self.width)
+        if self.width > 32:  # token 3, the first one, starts with a block of zeros
+            b.tensors["table"].data.view(np.float32)[3 * self.width :][:32] = 0
+        shown = self.op(b, b.plan.embed(table))
+        if self.show_blocks:
+            shown = b.plan.linear(shown, [b.identity(shown, in_blocks=True)])
+        rows = b.plan.take_rows(shown)
+        b.plan.linear(rows, [b.identity(rows, in_blocks=False)], name="logits", logits=True)
+        return b.plan.finish(), b.weights
+
+    def run(self, new_executor: Callable[..., Executor], **options: Any) -> list[np.ndarray]:
+        """Logits of every step; options are handed to the executor."""
+        plan, weights = self.build()
+        executor = new_executor(
+            plan, weights, block_tokens=BLOCK_TOKENS, n_blocks=N_BLOCKS, **options
+        )
+        try:
+            return [executor.run(step).copy() for step in self.steps]
+        finally:
+            executor.close()
+
+
+class OpBuilder:
+    """A PlanBuilder together with the random weights it records."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+        self.tensors: dict[str, StoredTensor] = {}
+        self.weights = StoredWeights(self.tensors)
+        self.plan = PlanBuilder(self.weights, MAX_ROWS)
+
+    def new(self, name: str, format_name: str, *shape: int, std: float = 1.0) -> int:
+        self.tensors[name] = random_tensor(format_name, shape, self.rng, std)
+        return self.plan.weight(name, *shape)
+
+    def identity(self, x: int, *, in_blocks: bool) -> int:
+        name, width = f"identity_{in_blocks}", self.plan.buffers[x].width
+        floats = StoredTensor.from_floats(np.eye(width))
+        self.tensors[name] = _identity_blocks(width) if in_blocks else floats
+        return self.plan.weight(name, width, width)
+
+
+def _identity_blocks(width: int) -> StoredTensor:
+    fmt = FORMATS["Q8_0"]  # | scale f16 | 32 int8 |, scale 1 and a single 1 per row
+    blocks = np.zeros((width, width // 32, fmt.nbytes), np.uint8)
+    blocks[:, :, :2] = np.ones(1, "<f2").view(np.uint8)
+    rows = np.arange(width)
+    blocks[rows, rows // 32, 2 + rows % 32] = 1
+    return StoredTensor(fmt, (width, width), blocks.reshape(-1))
+
+
+def _rows(n_rows: int, out_rows: Sequence[int] | None = None) -> list[Step]:
+    tokens = [(7 * i + 3) % _VOCAB for i in range(n_rows)]
+    return [make_step([Chunk(tokens, 0, range(N_BLOCKS))], out_rows)]
+
+
+# -- what a case records ------------------------------------------------------------------------
+
+
+def _embed(format_name: str, scale: float, width: int, b: OpBuilder, _: int) -> int:
+    return b.plan.embed(b.new("table2", format_name, _VOCAB, width), scale)
+
+
+def _norm(group: int, weight_size: int, add: bool, b: OpBuilder, x: int) -> int:
+    weight = b.new("norm", "F32", weight_size) if weight_size else -1
+    add_to = b.plan.linear(x, [_square(b, x)]) if add else -1
+    return b.plan.norm(x, weight, 1e-6, group=group, add_to=add_to)
+
+
+def _square(b: OpBuilder, x: int) -> int:
+    width = b.plan.buffers[x].width
+    return b.new("square", "F32", width, width, std=width**-0.5)
+
+
+def _nothing(_: OpBuilder, x: int) -> int:
+    return x
+
+
+def _linear(
+    formats: Sequence[str], rows: Sequence[int], bias: bool, add: bool, b: OpBuilder, x: int
+) -> int:
+    width = b.plan.buffers[x].width
+    weights = [
+        b.new(f"w{i}", fmt, n, width, std=width**-0.5)
+        for i, (fmt, n) in enumerate(zip(formats, rows, strict=True))
+    ]
+    biases = [b.new(f"b{i}", "F32", n) if bias else -1 for i, n in enumerate(rows)]
+    add_to = -1
+    if add:
+        add_to = b.plan.linear(x, [b.new("before", "F32", sum(rows), width, std=width**-0.5)])
+    return b.plan.linear(x, weights, biases=biases, add_to=add_to)
+
+
+def _glu(activation: Activation, b: OpBuilder, x: int) -> int:
+    return b.plan.glu(x, activation)
+
+
+def _add(b: OpBuilder, x: int) -> int:
+    other = b.plan.linear(x, [_square(b, x)])
+    return b.plan.add(x, to=other)
+
+
+@dataclass(frozen=True)
+class Heads:
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    n_rot: int = 0
+    style: RopeStyle = RopeStyle.HALF
+    head_norm: bool = False
+    window: int = 0
+    show_qkv: bool = False  # stop after rope_kv
+
+    @property
+    def width(self) -> int:
+        return (self.heads + self.kv_heads) * self.head_dim + self.kv_heads * self.value_dim
+
+
+def _attention(h: Heads, b: OpBuilder, x: int) -> int:
+    p = b.plan
+    inv_freq = 10000.0 ** -(np.arange(h.n_rot // 2) * 2 / max(h.n_rot, 1))
+    trig = p.rope_table(inv_freq, "rope", factor=0.9) if h.n_rot else -1
+    layer = p.new_kv_layer(h.kv_heads, h.head_dim, h.value_dim)
+    norms = [b.new(f"{k}_norm", "F32", h.head_dim) if h.head_norm else -1 for k in "qk"]
+    p.rope_kv(
+        x,
+        trig,
+        kv_layer=layer,
+        heads=h.heads,
+        style=h.style,
+        q_norm=norms[0],
+        k_norm=norms[1],
+        eps=1e-6,
+    )
+    if h.show_qkv:
+        return x
+    scale = h.head_dim**-0.5
+    return p.attention(x, kv_layer=layer, heads=h.heads, scale=scale, window=h.window)
+
+
+def _mixed_steps() -> list[Step]:
+    """Three sequences in scattered blocks: chunks of unequal length, then single rows."""
+    blocks = ([7, 2, 9, 4], [0, 11], [3, 8, 1])
+    plan = (((20, 0), (3, 0), (17, 0)), ((21, 20), (1, 3), (1, 17)), ((1, 41), (9, 4), (1, 18)))
+    return [
+        make_step(
+            [
+                Chunk([(5 * i + 11 * s + n_past) % _VOCAB for i in range(n)], n_past, blocks[s])
+                for s, (n, n_past) in enumerate(grants)
+            ]
+        )
+        for grants in plan
+    ]
+
+
+# -- the table of cases -------------------------------------------------------------------------
+
+
+def _cases() -> Iterable[OpCase]:
+    for fmt in (*FLOAT_FORMATS, *BLOCK_FORMATS):
+        width = max(FORMATS[fmt].block, 32) * 2
+        yield OpCase(f"embed-{fmt}", 32, partial(_embed, fmt, 3.5, width), _rows(5))
+        for n_rows, n_out in ((1, 1), (3, 33), (17, 130)):
+            op = partial(_linear, [fmt], [n_out], False, False)
+            yield OpCase(f"linear-{fmt}-{n_out}x{width}-{n_rows}rows", width, op, _rows(n_rows))
+    for width, group, weight in ((8, 0, 8), (33, 0, 33), (96, 0, 96), (96, 32, 32), (96, 48, 96)):
+        for add in (False, True):
+            op = partial(_norm, group, weight, add)
+            yield OpCase(f"norm-{width}-by{group}-w{weight}-add{add:d}", width, op, _rows(5))
+    yield OpCase("norm-no-weight", 640, partial(_norm, 0, 0, False), _rows(3))
+    yield OpCase("norm-quantized", 96, partial(_norm, 0, 96, False), _rows(5), show_blocks=True)
+    for width in (32, 96, 256):
+        yield OpCase(f"quantize-{width}", width, _nothing, _rows(7), show_blocks=True)
+    yield from _linear_cases()
+    for activation in Activation:
+        for width in (6, 64, 130):
+            op = partial(_glu, activation)
+            yield OpCase(f"glu-{activation.name}-{width}", width, op, _rows(5))
+        op = partial(_glu, activation)
+        yield OpCase(f"glu-{activation.name}-quantized", 192, op, _rows(5), show_blocks=True)
+    yield OpCase("add", 37, _add, _rows(5))
+    yield OpCase("take_rows", 32, _nothing, _rows(9, out_rows=[1, 4, 8]))
+    yield OpCase("take_no_rows", 32, _nothing, _rows(9, out_rows=[]))
+    yield from _attention_cases()
+
+
+def _linear_cases() -> Iterable[OpCase]:
+    stacks: dict[str, tuple[int, list[str], list[int]]] = {
+        "odd-F32": (7, ["F32"], [5]),
+        "odd-F16": (37, ["F16"], [19]),
+        "long": (2048, ["Q4_1"], [40]),
+        "three": (64, ["Q4_0", "Q8_0", "Q5_0"], [40, 24, 8]),
+        "four": (64, ["Q4_1", "Q4_1", "Q5_1", "Q4_1"], [16, 1, 31, 40]),
+        "mixed": (256, ["Q4_K", "F32", "Q6_K"], [40, 9, 24]),
+    }
+    for name, (width, formats, rows) in stacks.items():
+        for bias in (False, True):
+            for add in (False, True):
+                op = partial(_linear, formats, rows, bias, add)
+                case = f"linear-{name}-bias{bias:d}-add{add:d}"
+                yield OpCase(case, width, op, _rows(MAX_ROWS if name == "three" else 5))
+
+
+def _attention_cases() -> Iterable[OpCase]:
+    shapes = {
+        "mha": Heads(2, 2, 16, 16, n_rot=16),
+        "gqa-pair": Heads(6, 2, 32, 32, n_rot=32, style=RopeStyle.PAIR),
+        "gqa-half": Heads(6, 2, 32, 32, n_rot=32),
+        "one-kv-head": Heads(4, 1, 64, 64, n_rot=64, head_norm=True),
+        "partial-rope": Heads(2, 1, 24, 24, n_rot=8, head_norm=True),
+        "partial-pair": Heads(2, 1, 24, 24, n_rot=10, style=RopeStyle.PAIR),
+        "no-rope": Heads(3, 3, 10, 10),
+        "value-dim": Heads(4, 2, 24, 16, n_rot=24),
+        "window": Heads(4, 2, 32, 32, n_rot=32, window=10),
+        "window-of-one": Heads(2, 2, 16, 16, n_rot=16, window=1),
+        "wide-head": Heads(2, 1, 256, 256, n_rot=256, head_norm=True, window=18),
+    }
+    for name, h in shapes.items():
+        for show_qkv in (False, True):
+            shown = Heads(**{**h.__dict__, "show_qkv": show_qkv})
+            op, stage = partial(_attention, shown), "rope_kv" if show_qkv else "attention"
+            yield OpCase(f"{stage}-{name}", h.width, op, _mixed_steps())
+    h = shapes["gqa-half"]
+    op = partial(_attention, h)
+    yield OpCase("attention-quantized", h.width, op, _mixed_steps(), show_blocks=True)
+
+
+OP_CASES: tuple[OpCase, ...] = tuple(_cases())

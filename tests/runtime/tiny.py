@@ -1,0 +1,213 @@
+"""Tiny random models in memory, and a driver that feeds an executor token by token or in chunks.
+
+Used by every executor's tests: weights of any block format with sane scales, no file needed.
+Plans of a single op are in op_cases.py.
+
+    model = tiny_model("gemma3", formats=("Q4_K", "Q6_K"))
+    executor = ReferenceExecutor(model.plan(), model.weights, n_blocks=8)
+    logits = run_tokens(executor, [1, 2, 3])  # (3, vocab_size)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+from martlet.quant.formats import FORMATS, Format
+from martlet.runtime.config import ModelConfig
+from martlet.runtime.executors import Executor
+from martlet.runtime.models import record_plan
+from martlet.runtime.plan import Plan
+from martlet.runtime.step import Step
+from martlet.runtime.weights import StoredTensor, StoredWeights
+
+# Where the half floats of a block stand: the scale, and the offset's (byte, factor to the scale
+# that centres the weights on zero).
+_SCALES: dict[str, tuple[int, tuple[int, float] | None]] = {
+    "Q4_0": (0, None),
+    "Q4_1": (0, (2, -7.5)),
+    "Q5_0": (0, None),
+    "Q5_1": (0, (2, -15.5)),
+    "Q8_0": (0, None),
+    "Q2_K": (80, (82, 1.5)),
+    "Q3_K": (108, None),
+    "Q4_K": (0, (2, 7.5)),
+    "Q5_K": (0, (2, 15.5)),
+    "Q6_K": (208, None),
+    "IQ4_NL": (0, None),
+    "IQ4_XS": (0, None),
+}
+BLOCK_FORMATS = tuple(_SCALES)
+FLOAT_FORMATS = ("F32", "F16", "BF16")
+
+
+def random_tensor(
+    format_name: str, shape: tuple[int, ...], rng: np.random.Generator, std: float = 1.0
+) -> StoredTensor:
+    """Weights of about this standard deviation: random bits, scales of either sign."""
+    fmt = FORMATS[format_name]
+    if fmt.block == 1:
+        values = (rng.standard_normal(shape) * std).astype(np.float32)
+        return StoredTensor(fmt, shape, _encode_floats(values, format_name))
+    n_blocks = fmt.data_bytes(shape) // fmt.nbytes
+    blocks = rng.integers(0, 256, (n_blocks, fmt.nbytes), dtype=np.uint8)
+    unit = _decode_with(fmt, blocks[:64].copy(), np.ones(min(n_blocks, 64)))
+    scale = std / float(np.std(unit))
+    d = scale * rng.uniform(0.6, 1.4, n_blocks) * rng.choice((-1, 1), n_blocks)
+    _decode_with(fmt, blocks, d)
+    return StoredTensor(fmt, shape, blocks.reshape(-1))
+
+
+def _encode_floats(values: np.ndarray, format_name: str) -> np.ndarray:
+    if format_name == "BF16":  # cut off the lower half: any 16 bits are a valid value
+        return (values.reshape(-1).view(np.uint32) >> 16).astype("<u2").view(np.uint8)
+    dtype = {"F32": "<f4", "F16": "<f2"}[format_name]
+    return values.reshape(-1).astype(dtype).view(np.uint8)
+
+
+def _decode_with(fmt: Format, blocks: np.ndarray, d: np.ndarray) -> np.ndarray:
+    """Writes the scales d (and matching offsets) into blocks; returns the weights."""
+    at, offset = _SCALES[fmt.name]
+    blocks[:, at : at + 2] = d.astype("<f2")[:, None].view(np.uint8)
+    if offset is not None:
+        byte, factor = offset
+        blocks[:, byte : byte + 2] = (d * factor).astype("<f2")[:, None].view(np.uint8)
+    return fmt.decode(blocks)
+
+
+@dataclass(frozen=True)
+class TinyDims:
+    """Multiples of 256 where K-quants shall fit; any multiple of 32 for the older formats."""
+
+    dim: int = 256
+    ffn_dim: int = 512
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    n_layers: int = 2
+    vocab_size: int = 300
+    context: int = 512
+    window: int = 20  # gemma3 only: even layers are local, odd ones global
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    config: ModelConfig
+    weights: StoredWeights
+
+    def plan(self, max_rows: int = 64) -> Plan:
+        return record_plan(self.config, self.weights, max_rows)
+
+
+def tiny_metadata(arch: str, dims: TinyDims) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "block_count": dims.n_layers,
+        "context_length": dims.context,
+        "embedding_length": dims.dim,
+        "feed_forward_length": dims.ffn_dim,
+        "attention.head_count": dims.heads,
+        "attention.head_count_kv": dims.kv_heads,
+        "attention.key_length": dims.head_dim,
+        "attention.value_length": dims.head_dim,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "rope.freq_base": 10000.0,
+    }
+    if arch == "gemma3":
+        values["attention.sliding_window"] = dims.window
+        values["attention.sliding_window_pattern"] = 2
+    named = {f"{arch}.{key}": value for key, value in values.items()}
+    return {"general.architecture": arch, "general.name": f"tiny {arch}", **named}
+
+
+def tiny_model(
+    arch: str = "llama",
+    *,
+    formats: Sequence[str] = ("Q8_0",),
+    dims: TinyDims | None = None,
+    seed: int = 0,
+    tied: bool = True,
+) -> TinyModel:
+    """A model whose matrices take the given formats in turn; norms and biases are F32."""
+    dims = dims or TinyDims()
+    rng = np.random.default_rng(seed)
+    turn = cycle(formats)
+    tensors = {}
+    for name, shape in _shapes(arch, dims, tied):
+        if len(shape) == 2:
+            std = 1.0 if name.startswith("token_embd") else shape[1] ** -0.5
+            tensors[name] = random_tensor(next(turn), shape, rng, std)
+        elif name.endswith("norm.weight"):
+            tensors[name] = StoredTensor.from_floats(rng.uniform(0.5, 1.5, shape))
+        else:
+            tensors[name] = random_tensor("F32", shape, rng, 0.2)
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    config = ModelConfig.from_metadata(tiny_metadata(arch, dims), shapes)
+    return TinyModel(config, StoredWeights(tensors))
+
+
+def _shapes(arch: str, d: TinyDims, tied: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield "token_embd.weight", (d.vocab_size, d.dim)
+    for n in range(d.n_layers):
+        layer: dict[str, tuple[int, ...]] = {
+            "attn_norm.weight": (d.dim,),
+            "attn_q.weight": (d.heads * d.head_dim, d.dim),
+            "attn_k.weight": (d.kv_heads * d.head_dim, d.dim),
+            "attn_v.weight": (d.kv_heads * d.head_dim, d.dim),
+            "attn_output.weight": (d.dim, d.heads * d.head_dim),
+            "ffn_norm.weight": (d.dim,),
+            "ffn_gate.weight": (d.ffn_dim, d.dim),
+            "ffn_up.weight": (d.ffn_dim, d.dim),
+            "ffn_down.weight": (d.dim, d.ffn_dim),
+        }
+        if arch == "qwen2":
+            layer |= {f"attn_{k}.bias": layer[f"attn_{k}.weight"][:1] for k in "qkv"}
+        if arch in ("qwen3", "gemma3"):
+            layer |= {f"attn_{k}_norm.weight": (d.head_dim,) for k in "qk"}
+        if arch == "gemma3":
+            layer |= {f"post_{k}_norm.weight": (d.dim,) for k in ("attention", "ffw")}
+        yield from ((f"blk.{n}.{stem}", shape) for stem, shape in layer.items())
+    yield "output_norm.weight", (d.dim,)
+    if not tied:
+        yield "output.weight", (d.vocab_size, d.dim)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows of one sequence in a step: its new tokens, how many came before, and its blocks."""
+
+    tokens: Sequence[int]
+    n_past: int
+    blocks: Sequence[int]
+
+
+def make_step(chunks: Sequence[Chunk], out_rows: Sequence[int] | None = None) -> Step:
+    """One step of these chunks; by default the logits of every row are wanted."""
+    lengths = [len(chunk.tokens) for chunk in chunks]
+    n_rows = sum(lengths)
+    table = np.zeros((len(chunks), max(len(chunk.blocks) for chunk in chunks)), np.int32)
+    for row, chunk in zip(table, chunks, strict=True):
+        row[: len(chunk.blocks)] = chunk.blocks
+    positions = [c.n_past + i for c in chunks for i in range(len(c.tokens))]
+    return Step(
+        tokens=np.array([t for chunk in chunks for t in chunk.tokens], np.int32),
+        positions=np.array(positions, np.int32),
+        seq_start=np.cumsum([0, *lengths], dtype=np.int32),
+        block_table=table,
+        out_rows=np.array(range(n_rows) if out_rows is None else out_rows, np.int32),
+    )
+
+
+def run_tokens(
+    executor: Executor, tokens: Sequence[int], *, chunk: int = 0, blocks: Sequence[int] = ()
+) -> np.ndarray:
+    """Logits of all positions of one sequence, fed `chunk` rows at a time (0: as many as fit)."""
+    chunk = chunk or executor.max_rows
+    blocks = blocks or range(-(-len(tokens) // executor.block_tokens))
+    logits = [
+        executor.run(make_step([Chunk(tokens[at : at + chunk], at, blocks)]))
+        for at in range(0, len(tokens), chunk)
+    ]
+    return np.concatenate(logits)
