@@ -23,18 +23,19 @@ from .errors import MartletError, ModelError, QueueFull, RequestError
 from .events import Event, FinishEvent, FinishReason, TokenEvent
 from .executors import Executor
 from .kv_blocks import BlockPool, BlockTable
-from .request import Constraint, Request, Scheduled, State, Text
+from .request import Constraint, Request, Scheduled, State
 from .sampling import Logits, sample, token_logprob
 from .sampling_params import CHOSEN_SEED_BITS, SamplingParams
 from .scheduler import Scheduler
 from .stats import Counts, EngineStats
 from .step import build_step
+from .textstream import TextStream, TokenBytes
 
 log = logging.getLogger(__name__)
 
 
-class Tokenizer(Protocol):
-    """What the engine itself asks of a tokenizer; TextStream asks for token bytes."""
+class Tokenizer(TokenBytes, Protocol):
+    """What the engine asks of a tokenizer, and TextStream by way of it."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -57,7 +58,6 @@ class Engine:
         step_rows: int | None = None,
         prefix_reuse: bool = True,
         fingerprint: bytes = b"",
-        new_text: Callable[[Tokenizer, Sequence[str]], Text] | None = None,
     ) -> None:
         """max_queue: requests accepted beyond the max_running that may run at a time.
         step_rows: most rows per step, at most what the executor takes; fewer rows per step keep
@@ -74,7 +74,6 @@ class Engine:
         self.scheduler = Scheduler(pool, step_rows=step_rows, max_running=max_running)
         self._executor = executor
         self._tokenizer = tokenizer
-        self._new_text = new_text or _text_stream
         self._max_unfinished = self.scheduler.max_running + max_queue
         self._counts = Counts()
         self._thread: threading.Thread | None = None
@@ -119,7 +118,7 @@ class Engine:
                 params=params,
                 seed=seed,
                 on_event=on_event,
-                text=self._new_text(self._tokenizer, params.stop),
+                text=TextStream(self._tokenizer, params.stop),
                 table=BlockTable(salt=cache_salt),
                 arrived_ns=arrived_ns,
                 constraint=constraint,
@@ -305,9 +304,3 @@ class Engine:
             request.on_event(event)
         except Exception as owner_error:  # its owner's mistake must not end other requests
             log.error("on_event of request %s failed", request.id, exc_info=owner_error)
-
-
-def _text_stream(tokenizer: Tokenizer, stops: Sequence[str]) -> Text:
-    from .textstream import TextStream
-
-    return TextStream(tokenizer, stops)

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from .events import Event, Timings
 from .kv_blocks import BlockTable
 from .sampling_params import SamplingParams
+from .textstream import TextStream
 
 
 class State(Enum):
@@ -39,17 +40,6 @@ class Constraint(Protocol):
     def accept(self, token_id: int) -> None: ...
 
 
-class Text(Protocol):
-    """The part of TextStream the engine uses."""
-
-    @property
-    def stopped(self) -> bool: ...
-
-    def push(self, token_id: int) -> str: ...
-
-    def finish(self) -> str: ...
-
-
 @dataclass(eq=False)
 class Request:
     """Written by the engine thread alone; other threads may read `id`, `seed` and `n_prompt`."""
@@ -63,7 +53,7 @@ class Request:
     params: SamplingParams
     seed: int
     on_event: Callable[[Event], None]
-    text: Text
+    text: TextStream
     table: BlockTable
     arrived_ns: int
     constraint: Constraint | None = None

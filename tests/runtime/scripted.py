@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
-
 from martlet.runtime.step import Step
 
 Script = Callable[[np.ndarray], "int | np.ndarray"]
@@ -173,20 +172,3 @@ def hashed_logits(scale: float = 2.0) -> Script:
         return (noise.standard_normal(VOCAB_SIZE) * scale).astype(np.float32)
 
     return script
-
-
-class ScriptedText:
-    """Bytes as Latin-1, at once; stops at a stop string without holding anything back."""
-
-    def __init__(self, tokenizer: ScriptedTokenizer, stops: Sequence[str] = ()) -> None:
-        self._tokenizer, self._stops, self._text = tokenizer, stops, ""
-        self.stopped = False
-
-    def push(self, token_id: int) -> str:
-        piece = self._tokenizer.token_bytes(token_id).decode("latin-1")
-        self._text += piece
-        self.stopped = any(stop in self._text for stop in self._stops)
-        return "" if self.stopped else piece
-
-    def finish(self) -> str:
-        return ""
