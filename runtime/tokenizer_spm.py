@@ -1,0 +1,131 @@
+r"""SentencePiece BPE (`tokenizer.ggml.model` = "llama"): merges by score, unknown text as bytes.
+
+Owns: turning a token table into a SentencePiece model, and its token-to-bytes rule.
+Must not know: special tokens, BOS, prefix rules of templates. Called by tokenizer.py.
+
+The sentencepiece library is the source of these ids and needs no merge list, which for 262,144
+tokens would take seconds to derive. It wants a serialized ModelProto; the message is four fields
+deep, so it is written here by hand. Field layout (sentencepiece_model.proto):
+
+    ModelProto      1: SentencePiece*   2: TrainerSpec   3: NormalizerSpec
+    SentencePiece   1: text             2: score (f32)   3: type (same numbers as GGUF's)
+    TrainerSpec     3: model_type       35: byte_fallback
+    NormalizerSpec  3: add_dummy_prefix 4: remove_extra_whitespaces   5: escape_whitespaces
+"""
+
+import sentencepiece
+
+from .errors import FileFormatError, RequestError
+from .tokenizer_special import SPACE_MARK
+from .tokenizer_vocab import TokenType, Vocab
+
+_BPE = 2
+_N_BYTES = 256
+
+
+class SentencePieceBPE:
+    def __init__(self, vocab: Vocab, *, unknown_id: int | None, space_prefix: bool) -> None:
+        self._vocab_size = len(vocab)
+        self._prefix = " " if space_prefix else ""
+        proto = model_proto(vocab, unknown_id)
+        try:
+            self._sp = sentencepiece.SentencePieceProcessor(model_proto=proto)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise FileFormatError(f"sentencepiece refuses the token list: {reason}") from error
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._sp.EncodeAsIds(self._prefix + text)
+        # The id after the last is the stand-in for "unknown" of a vocabulary that has none.
+        if ids and max(ids) >= self._vocab_size:
+            raise RequestError(
+                f"a character of the text is not among the {self._vocab_size} tokens, and the "
+                "vocabulary has neither byte tokens nor an unknown token"
+            )
+        return ids
+
+
+def token_bytes(text: str, type_: int) -> bytes:
+    if type_ == TokenType.BYTE:
+        return bytes([int(text[3:5], 16)])
+    return text.replace(SPACE_MARK, " ").encode("utf-8", "surrogateescape")
+
+
+def model_proto(vocab: Vocab, unknown_id: int | None) -> bytes:
+    """The token table as a serialized SentencePiece model."""
+    check_byte_tokens(vocab)
+    if vocab.scores is None:
+        raise FileFormatError("tokenizer.ggml.scores is missing; a `llama` tokenizer needs it")
+    texts = _library_texts(vocab)
+    types = _library_types(vocab, unknown_id)
+    score_bytes = vocab.scores.astype("<f4").tobytes()
+    tails = [_varint_field(3, type_) for type_ in range(TokenType.BYTE + 1)]
+    heads: dict[int, bytes] = {}  # the fields before the text depend on its length alone
+    parts: list[bytes] = []
+    for at, (text, type_) in enumerate(zip(texts, types, strict=True)):
+        n = len(text)
+        if n not in heads:
+            text_head = b"\x0a" + _varint(n)
+            heads[n] = b"\x0a" + _varint(len(text_head) + n + 5 + len(tails[1])) + text_head
+        parts.append(heads[n] + text + b"\x15" + score_bytes[4 * at : 4 * at + 4] + tails[type_])
+    if TokenType.UNKNOWN not in types:
+        unknown = b"\x0a\x01\x00" + tails[TokenType.UNKNOWN]
+        parts.append(b"\x0a" + _varint(len(unknown)) + unknown)
+    has_all_bytes = types.count(TokenType.BYTE) == _N_BYTES
+    trainer = _varint_field(3, _BPE) + _varint_field(35, has_all_bytes)
+    normalizer = _varint_field(3, 0) + _varint_field(4, 0) + _varint_field(5, 1)
+    parts.append(b"\x12" + _varint(len(trainer)) + trainer)
+    parts.append(b"\x1a" + _varint(len(normalizer)) + normalizer)
+    return b"".join(parts)
+
+
+def check_byte_tokens(vocab: Vocab) -> None:
+    for id_ in vocab.of_type(TokenType.BYTE):
+        text = vocab.tokens[id_]
+        digits = text[3:5]
+        if text != f"<0x{digits}>" or not digits.isalnum() or not _is_hex(digits):
+            raise FileFormatError(f"token {id_} is marked as a byte but reads {text!r}, not <0xNN>")
+
+
+def _is_hex(digits: str) -> bool:
+    try:
+        return len(bytes.fromhex(digits)) == 1
+    except ValueError:
+        return False
+
+
+def _library_texts(vocab: Vocab) -> list[bytes]:
+    """Texts as the library accepts them: not empty and all different. A token that cannot be
+    reached (empty, or a repetition) gets a text that no input contains."""
+    texts = [text.encode("utf-8", "surrogateescape") for text in vocab.tokens]
+    if len(set(texts)) == len(texts) and b"" not in texts:
+        return texts
+    seen = {b""}
+    for at, text in enumerate(texts):
+        if text in seen:
+            texts[at] = b"\xff%d" % at
+        seen.add(text)
+    return texts
+
+
+def _library_types(vocab: Vocab, unknown_id: int | None) -> list[int]:
+    """User-defined tokens become control tokens here: tokenizer.py has already cut the text at
+    those that may match, so what is left must match none of them."""
+    hidden = (TokenType.USER_DEFINED, TokenType.UNKNOWN)
+    types = [TokenType.CONTROL if t in hidden else t for t in vocab.types]
+    if unknown_id is not None and types[unknown_id] == TokenType.CONTROL:
+        types[unknown_id] = TokenType.UNKNOWN
+    return types
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _varint_field(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(value)
