@@ -1,0 +1,103 @@
+"""`martlet chat`: a conversation in the terminal, through the model's own chat template."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from martlet.scripts import options
+from martlet.scripts.console import note, write_text
+from martlet.scripts.figures import figures, figures_line
+
+if TYPE_CHECKING:
+    from martlet.runtime.engine import Engine
+    from martlet.runtime.model import Model
+    from martlet.runtime.sampling_params import SamplingParams
+
+HELP = "Ctrl-C ends an answer, /reset forgets the conversation, /exit or Ctrl-D leaves."
+
+
+def chat(
+    model: options.ModelArgument,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    n: Annotated[
+        int | None, typer.Option("-n", "--max-tokens", min=1, help="Most tokens per answer.")
+    ] = None,
+    temperature: options.TemperatureOption = 0.7,
+    top_k: options.TopKOption = 0,
+    top_p: options.TopPOption = 0.95,
+    min_p: options.MinPOption = 0.0,
+    seed: options.SeedOption = None,
+    executor: options.ExecutorOption = options.ExecutorName.auto,
+    threads: options.ThreadsOption = None,
+    context: options.ContextOption = None,
+) -> None:
+    """Talk with MODEL. Figures of each answer go to stderr."""
+    from martlet.runtime.sampling_params import SamplingParams
+    from martlet.scripts.generate import open_engine, open_model, system_message
+
+    params = SamplingParams(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, max_tokens=n
+    )
+    load = {"executor": executor.value, "threads": threads, "context": context}
+    with open_model(model, **load) as opened, open_engine(opened) as engine:
+        note(f"{opened.config.name}, {opened.context} tokens of context. {HELP}")
+        Conversation(opened, engine, params, system_message(system)).run()
+
+
+class Conversation:
+    """The messages so far; a failed turn leaves them as they were."""
+
+    def __init__(
+        self, model: Model, engine: Engine, params: SamplingParams, start: list[dict[str, str]]
+    ) -> None:
+        self.model, self.engine, self.params = model, engine, params
+        self.start = start
+        self.messages = list(start)
+
+    def run(self) -> None:
+        while (line := read_line()) is not None:
+            if line == "/exit":
+                return
+            if line == "/reset":
+                self.messages = list(self.start)
+            elif line:
+                self.turn(line)
+
+    def turn(self, line: str) -> None:
+        from martlet.runtime.errors import MartletError
+        from martlet.scripts.generate import chat_ids, stream
+
+        asked = [*self.messages, {"role": "user", "content": line}]
+        pieces: list[str] = []
+
+        def show(text: str) -> None:
+            pieces.append(text)
+            write_text(text)
+
+        try:
+            finish = stream(self.engine, chat_ids(self.model, asked), self.params, show)
+        except MartletError as error:  # a conversation outlives one refused turn
+            note(f"error: {error} (/reset starts over)")
+            return
+        write_text("\n")
+        note(figures_line(figures(finish)))
+        self.messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]
+
+
+def read_line() -> str | None:
+    """None at the end of input. An interrupt at the prompt drops the line, as shells do."""
+    while True:
+        try:
+            return input("> " if sys.stdin.isatty() else "").strip()
+        except EOFError:
+            return None
+        except KeyboardInterrupt:
+            note("")
+
+
+if __name__ == "__main__":
+    from martlet.scripts.cli import main
+
+    main(["chat", *sys.argv[1:]])

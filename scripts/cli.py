@@ -1,0 +1,52 @@
+"""The command `martlet`: names its subcommands, each of which lives in a file of its own.
+Knows no details of any; everything heavy is imported inside the commands, so that help is quick."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from martlet.scripts.chat import chat
+from martlet.scripts.console import OneLineErrors
+from martlet.scripts.inspect_model import inspect
+from martlet.scripts.perplexity import perplexity
+from martlet.scripts.pull import pull
+from martlet.scripts.run import run
+
+COMMANDS = {
+    "run": run,
+    "chat": chat,
+    "pull": pull,
+    "inspect": inspect,
+    "perplexity": perplexity,
+}
+
+app = typer.Typer(
+    cls=OneLineErrors,
+    name="martlet",
+    help="Quantized language models on this machine's CPU.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for name, command in COMMANDS.items():
+    app.command(name)(command)
+
+
+@app.callback()
+def common(
+    debug: Annotated[
+        bool, typer.Option(envvar="MARTLET_DEBUG", help="Show where an error came from.")
+    ] = False,
+) -> None:
+    """Quantized language models on this machine's CPU."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    app(args=arguments, prog_name="martlet")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""How the command line speaks: one-line errors, progress bars, JSON, text safe for a terminal.
+Owns exit codes and what goes to stderr; must not know what any command does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import typer
+from martlet.quant.errors import MartletError
+from typer.core import TyperGroup
+
+EXIT_ERROR, EXIT_USAGE, EXIT_BUG, EXIT_INTERRUPTED = 1, 2, 70, 130
+# By its relation to a public name, since typer carries click under varying names.
+USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
+# Bell, escape sequences and C1 codes could retitle or rewrite a terminal; newline and tab stay.
+CONTROLS = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if code not in (9, 10)}
+
+
+class OneLineErrors(TyperGroup):
+    """A command group whose failures are one line on stderr and an exit code, unless debugging."""
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        with one_line_errors():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with one_line_errors(debug=bool(ctx.params.get("debug"))):
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def one_line_errors(*, debug: bool = False) -> Iterator[None]:
+    try:
+        yield
+    except USAGE_ERROR as error:
+        ctx = getattr(error, "ctx", None)
+        command = ctx.command_path if ctx else "martlet"
+        message = error.format_message()  # type: ignore[attr-defined]
+        if not message:  # no command given: the help was shown instead
+            raise typer.Exit(EXIT_USAGE) from None
+        fail(f"{message} See `{command} --help`.", EXIT_USAGE)
+    except BrokenPipeError:  # the reader of our output went away, as in `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(EXIT_ERROR) from None
+    except KeyboardInterrupt:
+        fail("interrupted", EXIT_INTERRUPTED)
+    except (typer.Exit, typer.Abort):
+        raise
+    except Exception as error:
+        if debug:
+            raise
+        if isinstance(error, (MartletError, OSError)):
+            fail(told(error), EXIT_ERROR)
+        if is_click_error(error):
+            raise
+        name = type(error).__name__
+        fail(f"{name}: {error} (a bug; MARTLET_DEBUG=1 shows where)", EXIT_BUG)
+
+
+def told(error: Exception) -> str:
+    """`[Errno 2] No such file or directory: 'x'` -> `x: No such file or directory`."""
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) or type(error).__name__
+
+
+def is_click_error(error: Exception) -> bool:
+    """Click's own signals, such as the one that shows help when no command is given."""
+    return hasattr(error, "exit_code") and type(error).__module__.split(".")[0] in (
+        "click",
+        "typer",
+    )
+
+
+def fail(message: str, exit_code: int) -> None:
+    line = " ".join(message.split())
+    print(f"error: {line.translate(CONTROLS)}", file=sys.stderr)
+    raise typer.Exit(exit_code)
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def write_text(text: str) -> None:
+    """Model output as it comes; to a terminal without the characters that control it."""
+    sys.stdout.write(text.translate(CONTROLS) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def byte_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on stderr that appears with the first report and not before."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+    )
+    bar = Progress(*columns, console=Console(stderr=True))
+    task = bar.add_task("", start=True)
+
+    def report(what: str, done_bytes: int, total_bytes: int) -> None:
+        bar.update(task, description=what, completed=done_bytes, total=total_bytes)
+        bar.start()
+
+    try:
+        yield report
+    finally:
+        bar.stop()

@@ -1,0 +1,57 @@
+"""The latency figures of one finished request, with their definitions, as a line and as JSON.
+Owns names and wording; the stamps themselves are the engine's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from martlet.runtime.events import FinishEvent
+
+DEFINITIONS = {
+    "ttft_ms": "from submitting the prompt's ids to the first token (queue + prefill)",
+    "tpot_ms": "decode time / (output tokens - 1)",
+    "tokens_per_s": "1000 / tpot_ms",
+    "prefill_tokens_per_s": "prompt tokens computed (not cached) / prefill time",
+}
+
+
+def rate_per_s(count: float, span_ms: float | None) -> float | None:
+    return 1000 * count / span_ms if span_ms else None
+
+
+def figures(finish: FinishEvent) -> dict[str, Any]:
+    timings = finish.timings
+    return {
+        "n_prompt": finish.n_prompt,
+        "n_cached": finish.n_cached,
+        "n_output": finish.n_output,
+        "finish_reason": finish.reason,
+        "seed": finish.seed,
+        "queue_ms": timings.queue_ms,
+        "prefill_ms": timings.prefill_ms,
+        "decode_ms": timings.decode_ms,
+        "end_to_end_ms": timings.end_to_end_ms,
+        "ttft_ms": timings.ttft_ms,
+        "tpot_ms": timings.tpot_ms,
+        "tokens_per_s": rate_per_s(1, timings.tpot_ms),
+        "prefill_tokens_per_s": rate_per_s(finish.n_prompt - finish.n_cached, timings.prefill_ms),
+    }
+
+
+def figures_line(values: dict[str, Any]) -> str:
+    """`ttft 45 ms (submit to first token) · tpot 8.1 ms (decode / (n - 1)) · 123.4 tokens/s …`"""
+    cached = f" ({values['n_cached']} cached)" if values["n_cached"] else ""
+    parts = [
+        f"ttft {number(values['ttft_ms'])} ms (submit to first token)",
+        f"tpot {number(values['tpot_ms'])} ms (decode / (n - 1))",
+        f"{number(values['tokens_per_s'])} tokens/s (1 / tpot)",
+        f"{values['n_prompt']} prompt{cached} + {values['n_output']} output tokens",
+        f"end: {values['finish_reason']}",
+        f"seed {values['seed']}",
+    ]
+    return " · ".join(parts)
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"

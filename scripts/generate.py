@@ -1,0 +1,96 @@
+"""A model with its engine, opened for one command, and one request streamed from it.
+Owns the hop from the engine's thread to the caller's; must not know what the text is for."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from martlet.scripts.console import byte_progress
+from martlet.scripts.models import find_model
+
+if TYPE_CHECKING:
+    from martlet.runtime.engine import Engine
+    from martlet.runtime.events import Event, FinishEvent
+    from martlet.runtime.model import Model
+    from martlet.runtime.sampling_params import SamplingParams
+
+
+@contextlib.contextmanager
+def open_model(spec: str, **load_options: Any) -> Iterator[Model]:
+    """The model `spec` names, fetched if need be, loaded, and closed at the end."""
+    from martlet.runtime.model import load_model
+
+    with byte_progress() as progress:
+        path = find_model(spec, progress=progress)
+    model = load_model(path, **load_options)
+    try:
+        yield model
+    finally:
+        model.close()
+
+
+@contextlib.contextmanager
+def open_engine(model: Model) -> Iterator[Engine]:
+    from martlet.runtime.engine import Engine
+
+    engine = Engine(model.executor, model.tokenizer, context=model.context)
+    engine.start()
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def stream(
+    engine: Engine,
+    prompt_ids: Sequence[int],
+    params: SamplingParams,
+    on_text: Callable[[str], None],
+) -> FinishEvent:
+    """Passes text on as it comes. The first Ctrl-C ends the request, a second one the program."""
+    from martlet.runtime.errors import ModelError
+    from martlet.runtime.events import FinishEvent
+
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    request = engine.submit(prompt_ids, params, events.put)
+    is_cancelled = False
+    while True:
+        try:
+            event = events.get()
+            on_text(event.text)
+        except BaseException as error:
+            engine.cancel(request.id)
+            if is_cancelled or not isinstance(error, KeyboardInterrupt):
+                raise
+            is_cancelled = True
+            continue
+        if isinstance(event, FinishEvent):
+            if event.reason == "error":
+                raise ModelError(event.error or "the model failed without a reason")
+            return event
+
+
+def prompt_ids(model: Model, text: str, *, chat: bool, system: str | None = None) -> list[int]:
+    """Raw text, or one user message in the model's chat template."""
+    if not chat:
+        return model.tokenizer.encode(text, add_special=True, parse_special=False)
+    return chat_ids(model, [*system_message(system), {"role": "user", "content": text}])
+
+
+def system_message(system: str | None) -> list[dict[str, str]]:
+    return [{"role": "system", "content": system}] if system else []
+
+
+def chat_ids(model: Model, messages: Sequence[dict[str, str]]) -> list[int]:
+    from martlet.runtime.errors import UnsupportedError
+    from martlet.server.chat import render_chat
+
+    template = model.tokenizer.chat_template
+    if template is None:
+        raise UnsupportedError(
+            f"{model.config.name} has no chat template; `martlet run` completes raw text"
+        )
+    return render_chat(template, messages, tokenizer=model.tokenizer)

@@ -1,0 +1,105 @@
+"""Threads and memory on machines made of files."""
+
+from pathlib import Path
+
+import pytest
+from martlet.runtime import machine
+from martlet.runtime.machine import choose_threads, cpu_list, cpu_quota, memory
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Four cores with two CPUs each: 0 and 4 share a core, 1 and 5, …"""
+    monkeypatch.setattr(machine.sys, "platform", "linux")
+    monkeypatch.setattr(machine, "allowed_cpus", lambda: list(range(8)))
+    for cpu in range(8):
+        write(tmp_path, f"{CPU}/cpu{cpu}/topology/thread_siblings_list", f"{cpu % 4},{cpu % 4 + 4}")
+    return tmp_path
+
+
+CPU = "sys/devices/system/cpu"
+
+
+def write(root: Path, path: str, text: str) -> None:
+    target = root / path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(f"{text}\n")
+
+
+def test_siblings_count_once(root: Path) -> None:
+    assert choose_threads(root=root).count == 4
+
+
+def test_the_affinity_mask_limits(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "allowed_cpus", lambda: [0, 4, 5])
+    choice = choose_threads(root=root)
+    assert choice.count == 2
+    assert "3 allowed CPUs" in choice.reason
+
+
+def test_efficiency_cores_of_x86_are_left_out(root: Path) -> None:
+    write(root, "sys/devices/cpu_core/cpus", "0-1,4-5")
+    assert choose_threads(root=root).count == 2
+
+
+def test_weak_cores_of_arm_are_left_out(root: Path) -> None:
+    for cpu, capacity in enumerate((1024, 1024, 380, 380, 1024, 1024, 380, 380)):
+        write(root, f"{CPU}/cpu{cpu}/cpu_capacity", str(capacity))
+    assert choose_threads(root=root).count == 2
+
+
+def test_only_weak_cores_allowed_are_used_all(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(root, "sys/devices/cpu_core/cpus", "0-1")
+    monkeypatch.setattr(machine, "allowed_cpus", lambda: [2, 3])
+    assert choose_threads(root=root).count == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("250000 100000", 2), ("50000 100000", 1), ("max 100000", 4)]
+)
+def test_the_quota_is_rounded_down_but_not_to_nothing(root: Path, text: str, count: int) -> None:
+    write(root, "proc/self/cgroup", "0::/user/app")
+    write(root, "sys/fs/cgroup/user/app/cpu.max", text)
+    choice = choose_threads(root=root)
+    assert choice.count == count
+    assert ("quota" in choice.reason) == (count != 4)
+
+
+def test_the_tightest_cgroup_around_us_counts(root: Path) -> None:
+    write(root, "proc/self/cgroup", "0::/user/app")
+    write(root, "sys/fs/cgroup/user/app/cpu.max", "300000 100000")
+    write(root, "sys/fs/cgroup/user/cpu.max", "150000 100000")
+    assert cpu_quota(root) == 1.5
+
+
+def test_version_1_of_cgroups(root: Path) -> None:
+    write(root, "proc/self/cgroup", "3:cpu,cpuacct:/app\n4:memory:/app")
+    write(root, "sys/fs/cgroup/cpu,cpuacct/app/cpu.cfs_quota_us", "200000")
+    write(root, "sys/fs/cgroup/cpu,cpuacct/app/cpu.cfs_period_us", "100000")
+    assert cpu_quota(root) == 2
+    write(root, "sys/fs/cgroup/cpu,cpuacct/app/cpu.cfs_quota_us", "-1")
+    assert cpu_quota(root) is None
+
+
+def test_an_asked_number_is_taken_with_a_warning_when_it_is_too_high(root: Path) -> None:
+    assert choose_threads(3, root=root) == machine.ThreadChoice(3, "as asked")
+    assert "more than the 8 allowed" in choose_threads(16, root=root).reason
+
+
+def test_memory_is_limited_by_the_cgroup(root: Path) -> None:
+    write(root, "proc/meminfo", "MemTotal: 4096 kB\nMemFree: 1 kB\nMemAvailable: 3072 kB")
+    assert memory(root) == machine.Memory(4096 << 10, 3072 << 10)
+    write(root, "proc/self/cgroup", "0::/app")
+    write(root, "sys/fs/cgroup/app/memory.max", str(2048 << 10))
+    write(root, "sys/fs/cgroup/app/memory.current", str(512 << 10))
+    assert memory(root) == machine.Memory(2048 << 10, 1536 << 10)
+
+
+def test_this_machine_has_threads_and_memory() -> None:
+    assert choose_threads().count >= 1
+    assert 0 < memory().available_bytes <= memory().total_bytes
+
+
+def test_cpu_lists() -> None:
+    assert cpu_list("0-3,8") == [0, 1, 2, 3, 8]
+    assert cpu_list("") == []
