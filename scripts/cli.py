@@ -9,17 +9,21 @@ from typing import Annotated
 import typer
 from martlet.scripts.chat import chat
 from martlet.scripts.console import OneLineErrors
+from martlet.scripts.doctor import doctor
 from martlet.scripts.inspect_model import inspect
 from martlet.scripts.perplexity import perplexity
 from martlet.scripts.pull import pull
 from martlet.scripts.run import run
+from martlet.scripts.serve import serve
 
 COMMANDS = {
     "run": run,
     "chat": chat,
+    "serve": serve,
     "pull": pull,
     "inspect": inspect,
     "perplexity": perplexity,
+    "doctor": doctor,
 }
 
 app = typer.Typer(

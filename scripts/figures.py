@@ -48,8 +48,9 @@ def figures_line(values: dict[str, Any]) -> str:
         f"{number(values['tokens_per_s'])} tokens/s (1 / tpot)",
         f"{values['n_prompt']} prompt{cached} + {values['n_output']} output tokens",
         f"end: {values['finish_reason']}",
-        f"seed {values['seed']}",
     ]
+    if values.get("seed") is not None:
+        parts.append(f"seed {values['seed']}")
     return " · ".join(parts)
 
 

@@ -1,0 +1,125 @@
+"""`martlet doctor`: what this machine offers, what martlet makes of it, and what to do about it.
+Owns the report; the choices themselves are the runtime's, asked here, not repeated."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from martlet.scripts import options
+from martlet.scripts.console import print_json
+from martlet.scripts.models import cache_folder
+
+# Instructions that some kernel uses, as Linux spells them.
+NOTABLE = (
+    ("sse4_2", "avx", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni")
+    + ("avx512_bf16", "amx_int8", "amx_bf16")
+    + ("asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2", "sme")
+)
+
+
+def doctor(as_json: options.JsonOption = False) -> None:
+    """Report CPU features, chosen ISA and executor, threads and why, memory, cache."""
+    report = examine()
+    if as_json:
+        print_json(report)
+        return
+    for key, value in report.items():
+        print(f"{key.replace('_', ' '):<12}{sentence(value)}")
+
+
+def sentence(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key.replace('_', ' ')}: {sentence(v)}" for key, v in value.items())
+    if isinstance(value, list):
+        return " ".join(map(str, value)) or "none found"
+    return str(value)
+
+
+def examine() -> dict[str, Any]:
+    return {
+        "martlet": version(),
+        "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
+        "cpu": cpu_name(),
+        "features": cpu_features(),
+        "executor": executor_report(),
+        "threads": threads_report(),
+        "memory": memory_report(),
+        "cache": cache_report(),
+    }
+
+
+def version() -> str:
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    try:
+        return installed("martlet")
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def cpuinfo() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def cpu_name() -> str:
+    match = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", cpuinfo(), re.MULTILINE)
+    return match[1] if match else platform.processor() or platform.machine()
+
+
+def cpu_features() -> list[str]:
+    match = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", cpuinfo(), re.MULTILINE)
+    found = set(match[1].split()) if match else set()
+    return [name for name in NOTABLE if name in found]
+
+
+def executor_report() -> dict[str, str]:
+    """The one `auto` takes, and for every other one whether it could be had."""
+    from martlet.quant.errors import MartletError
+    from martlet.runtime.executors.choice import EXECUTORS, executor_class
+
+    report = {}
+    for name in EXECUTORS:
+        try:
+            executor_class(name)
+            report[name] = "available"
+        except (ImportError, OSError, MartletError) as error:
+            report[name] = f"not available ({error})"
+    chosen = next((name for name, state in report.items() if state == "available"), "none")
+    return {"chosen": chosen, **report}
+
+
+def threads_report() -> dict[str, Any]:
+    from martlet.runtime.threads import choose_threads
+
+    choice = choose_threads()
+    return {"count": choice.count, "why": choice.reason}
+
+
+def memory_report() -> dict[str, str]:
+    from martlet.runtime.memory import available_bytes
+
+    return {"available": f"{available_bytes() / 2**30:.1f} GiB"}
+
+
+def cache_report() -> dict[str, str]:
+    folder = cache_folder()
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(nearest).free
+    writable = "yes" if os.access(nearest, os.W_OK) else "no; set MARTLET_CACHE"
+    return {"folder": str(folder), "free": f"{free / 2**30:.1f} GiB", "writable": writable}
+
+
+if __name__ == "__main__":
+    from martlet.scripts.cli import main
+
+    main(["doctor", *sys.argv[1:]])
