@@ -125,7 +125,7 @@ def test_a_file_of_the_gguf_package_reads_back(tmp_path: Path) -> None:
 
 
 def test_a_large_vocabulary_opens_in_linear_time(tmp_path: Path) -> None:
-    """262,144 tokens, scores and types; the bound is several times what a slow machine needs."""
+    """262,144 tokens, scores and types; the bound is many times what a busy machine needs."""
     n = 262_144
     pairs = [
         gb.pair("tokens", gb.ARRAY, gb.array(gb.STRING, [gb.string(f"t{i}") for i in range(n)])),
@@ -134,7 +134,7 @@ def test_a_large_vocabulary_opens_in_linear_time(tmp_path: Path) -> None:
     ]
     path = tmp_path / "vocabulary.gguf"
     path.write_bytes(gb.gguf(pairs))
-    with gb.bounded(seconds=3.0), GGUFFile.open(path) as file:
+    with gb.bounded(seconds=10.0), GGUFFile.open(path) as file:
         assert file.metadata["tokens"][-1] == f"t{n - 1}"
         assert len(file.metadata["scores"]) == len(file.metadata["types"]) == n
 

@@ -61,6 +61,11 @@ HOSTILE = {
         FileFormatError,
         rf"'numbers'\[1\] of length {2**63} needs",
     ),
+    "array string one byte past the end": (
+        gb.gguf(array_of(gb.STRING, 1, gb.string("ab", length=3)), alignment=1),
+        FileFormatError,
+        r"'numbers'\[0\] of length 3 needs 3 bytes at byte \d+, but the file of \d+ bytes has 2",
+    ),
     "array of u8": (
         gb.gguf(array_of(gb.U8, 2**63)), FileFormatError, f"'numbers' element count {2**63} needs",
     ),
