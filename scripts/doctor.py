@@ -17,9 +17,9 @@ from martlet.scripts.models import cache_folder
 
 # Instructions that some kernel uses, as Linux spells them.
 NOTABLE = (
-    ("sse4_2", "avx", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni")
-    + ("avx512_bf16", "amx_int8", "amx_bf16")
-    + ("asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2", "sme")
+    *("sse4_2", "avx", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni"),
+    *("avx512_bf16", "amx_int8", "amx_bf16"),
+    *("asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2", "sme"),
 )
 
 
@@ -99,16 +99,18 @@ def executor_report() -> dict[str, str]:
 
 
 def threads_report() -> dict[str, Any]:
-    from martlet.runtime.threads import choose_threads
+    from martlet.runtime.machine import choose_threads
 
     choice = choose_threads()
     return {"count": choice.count, "why": choice.reason}
 
 
 def memory_report() -> dict[str, str]:
-    from martlet.runtime.memory import available_bytes
+    from martlet.runtime.machine import memory
 
-    return {"available": f"{available_bytes() / 2**30:.1f} GiB"}
+    found = memory()
+    gib = {"total": found.total_bytes / 2**30, "available": found.available_bytes / 2**30}
+    return {name: f"{value:.1f} GiB" for name, value in gib.items()}
 
 
 def cache_report() -> dict[str, str]:

@@ -1,17 +1,17 @@
-"""The number of threads on machines made of files."""
+"""Threads and memory on machines made of files."""
 
 from pathlib import Path
 
 import pytest
-from martlet.runtime import threads
-from martlet.runtime.threads import choose_threads, cpu_list, cpu_quota
+from martlet.runtime import machine
+from martlet.runtime.machine import choose_threads, cpu_list, cpu_quota, memory
 
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Four cores with two CPUs each: 0 and 4 share a core, 1 and 5, …"""
-    monkeypatch.setattr(threads.sys, "platform", "linux")
-    monkeypatch.setattr(threads, "allowed_cpus", lambda: list(range(8)))
+    monkeypatch.setattr(machine.sys, "platform", "linux")
+    monkeypatch.setattr(machine, "allowed_cpus", lambda: list(range(8)))
     for cpu in range(8):
         write(tmp_path, f"{CPU}/cpu{cpu}/topology/thread_siblings_list", f"{cpu % 4},{cpu % 4 + 4}")
     return tmp_path
@@ -31,7 +31,7 @@ def test_siblings_count_once(root: Path) -> None:
 
 
 def test_the_affinity_mask_limits(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "allowed_cpus", lambda: [0, 4, 5])
+    monkeypatch.setattr(machine, "allowed_cpus", lambda: [0, 4, 5])
     choice = choose_threads(root=root)
     assert choice.count == 2
     assert "3 allowed CPUs" in choice.reason
@@ -50,7 +50,7 @@ def test_weak_cores_of_arm_are_left_out(root: Path) -> None:
 
 def test_only_weak_cores_allowed_are_used_all(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(root, "sys/devices/cpu_core/cpus", "0-1")
-    monkeypatch.setattr(threads, "allowed_cpus", lambda: [2, 3])
+    monkeypatch.setattr(machine, "allowed_cpus", lambda: [2, 3])
     assert choose_threads(root=root).count == 2
 
 
@@ -82,12 +82,22 @@ def test_version_1_of_cgroups(root: Path) -> None:
 
 
 def test_an_asked_number_is_taken_with_a_warning_when_it_is_too_high(root: Path) -> None:
-    assert choose_threads(3, root=root) == threads.ThreadChoice(3, "as asked")
+    assert choose_threads(3, root=root) == machine.ThreadChoice(3, "as asked")
     assert "more than the 8 allowed" in choose_threads(16, root=root).reason
 
 
-def test_this_machine_has_threads() -> None:
+def test_memory_is_limited_by_the_cgroup(root: Path) -> None:
+    write(root, "proc/meminfo", "MemTotal: 4096 kB\nMemFree: 1 kB\nMemAvailable: 3072 kB")
+    assert memory(root) == machine.Memory(4096 << 10, 3072 << 10)
+    write(root, "proc/self/cgroup", "0::/app")
+    write(root, "sys/fs/cgroup/app/memory.max", str(2048 << 10))
+    write(root, "sys/fs/cgroup/app/memory.current", str(512 << 10))
+    assert memory(root) == machine.Memory(2048 << 10, 1536 << 10)
+
+
+def test_this_machine_has_threads_and_memory() -> None:
     assert choose_threads().count >= 1
+    assert 0 < memory().available_bytes <= memory().total_bytes
 
 
 def test_cpu_lists() -> None:

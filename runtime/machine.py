@@ -1,12 +1,13 @@
-"""How many threads compute, and why that many.
+"""What this machine lets us use: threads with the reason for their number, and memory.
 
-Owns: reading affinity, topology and the cgroup's CPU quota. Must not know: models, executors or
-what the threads will do. Functions take the root of the file system, so that tests can show them
-another machine.
+Owns: reading affinity, topology, cgroup limits and free memory. Must not know: models, executors
+or what the threads will do. Every function takes the root of the file system, so that tests can
+show it another machine.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -81,7 +82,7 @@ def darwin_threads() -> ThreadChoice:
 def cpu_quota(root: Path = ROOT) -> float | None:
     """CPUs' worth of time the tightest cgroup around us grants; None without a limit."""
     quotas = []
-    for folder in cgroup_folders(root):
+    for folder in cgroup_folders(root, "cpu"):
         both = (read(folder / "cpu.max") or "").split()  # version 2: "max 100000"
         if not both:
             names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
@@ -91,12 +92,40 @@ def cpu_quota(root: Path = ROOT) -> float | None:
     return min(quotas, default=None)
 
 
-def cgroup_folders(root: Path) -> list[Path]:
-    """Our cgroup and all around it, for version 2 and for the `cpu` controller of version 1."""
+@dataclass(frozen=True)
+class Memory:
+    total_bytes: int
+    available_bytes: int
+    """What can be taken without swapping, the cgroup's limit included."""
+
+
+def memory(root: Path = ROOT) -> Memory:
+    if sys.platform == "darwin":
+        total = sysctl("hw.memsize")
+        return Memory(total, total // 2)  # no cheap honest figure; half is rarely too much
+    if sys.platform == "win32":
+        return windows_memory()
+    lines = (read(root / "proc/meminfo") or "").splitlines()
+    kib = {line.split(":")[0]: int(line.split()[1]) for line in lines if len(line.split()) > 1}
+    total, available = kib.get("MemTotal", 0) << 10, kib.get("MemAvailable", 0) << 10
+    for folder in cgroup_folders(root, "memory"):
+        for limit, used in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            both = [read(folder / limit) or "", read(folder / used) or ""]
+            if all(part.isdigit() for part in both):
+                total = min(total, int(both[0]))
+                available = min(available, max(0, int(both[0]) - int(both[1])))
+    return Memory(total, available)
+
+
+def cgroup_folders(root: Path, controller: str) -> list[Path]:
+    """Our cgroup and all around it, for version 2 and for this controller of version 1."""
     folders = []
     for line in (read(root / "proc/self/cgroup") or "").splitlines():
         parts = line.split(":", 2)
-        if len(parts) != 3 or (parts[1] and "cpu" not in parts[1].split(",")):
+        if len(parts) != 3 or (parts[1] and controller not in parts[1].split(",")):
             continue
         top = root / "sys/fs/cgroup" / parts[1]
         inside = Path(parts[2].lstrip("/"))
@@ -129,3 +158,21 @@ def sysctl(name: str, run: Callable[..., bytes] = subprocess.check_output) -> in
         return int(run(["sysctl", "-n", name], stderr=subprocess.DEVNULL, timeout=5))
     except (OSError, ValueError, subprocess.SubprocessError):
         return 0
+
+
+class _MemoryStatus(ctypes.Structure):
+    """MEMORYSTATUSEX of the Windows API."""
+
+    _fields_ = (
+        ("length", ctypes.c_uint32),
+        ("load", ctypes.c_uint32),
+        ("total", ctypes.c_uint64),
+        ("available", ctypes.c_uint64),
+        ("others", ctypes.c_uint64 * 5),
+    )
+
+
+def windows_memory() -> Memory:
+    status = _MemoryStatus(length=ctypes.sizeof(_MemoryStatus))
+    ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))  # type: ignore[attr-defined]
+    return Memory(status.total, status.available)
