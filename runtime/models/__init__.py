@@ -12,7 +12,7 @@ from ..errors import UnsupportedError
 from ..plan import Plan, PlanBuilder
 from ..weights import WeightSource
 from . import gemma, llama, qwen
-from .blocks import Recording
+from .blocks import ROPE_DIVISORS, Recording
 
 RECORDERS: dict[str, Callable[[Recording], None]] = {
     "gemma3": gemma.record,
@@ -30,3 +30,9 @@ def record_plan(config: ModelConfig, weights: WeightSource, max_rows: int) -> Pl
     recording = Recording(PlanBuilder(weights, max_rows), config, weights)
     RECORDERS[config.arch](recording)
     return recording.plan.finish()
+
+
+def unused_tensors(plan: Plan, weights: WeightSource) -> list[str]:
+    """Names in the file that the recording did not ask for."""
+    used = {tensor.name for tensor in plan.tensors} | {ROPE_DIVISORS}
+    return [name for name in weights.names() if name not in used]

@@ -1,0 +1,62 @@
+"""Chooses an executor by name, and says why.
+
+Executors are imported only when wanted: one of them needs a compiled library, another a compiler
+of its own. A new executor is a row in EXECUTORS.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from ..errors import MartletError, RequestError
+from ..plan import Plan
+from ..weights import WeightSource
+from . import Executor
+
+# name -> (module beside this file, class), best first
+EXECUTORS: dict[str, tuple[str, str]] = {
+    "native": ("native", "NativeExecutor"),
+    "numba": ("numba_executor", "NumbaExecutor"),
+    "reference": ("reference", "ReferenceExecutor"),
+}
+_AUTO = ("native", "numba")
+_NATIVE_ONLY = ("n_threads", "isa")
+
+
+def create_executor(
+    name: str, plan: Plan, weights: WeightSource, **options: Any
+) -> tuple[Executor, str]:
+    """The executor and one line on why it was taken. Options that are None are left out."""
+    options = {key: value for key, value in options.items() if value is not None}
+    if name != "auto":
+        return _create(name, plan, weights, options), f"{name}: asked for"
+    reasons: list[str] = []
+    for candidate in _AUTO:
+        try:
+            executor_class(candidate)
+        except (ImportError, OSError, MartletError) as error:
+            reasons.append(f"{candidate} is not available: {error}")
+            continue
+        executor = _create(candidate, plan, weights, options)
+        return executor, "; ".join([*reasons, f"{candidate}: the fastest available"])
+    raise RequestError("; ".join([*reasons, "choose executor='reference'"]))
+
+
+def executor_class(name: str) -> type:
+    """Imports what the executor needs; fails where this machine lacks it."""
+    if name not in EXECUTORS:
+        raise RequestError(f"executor {name!r} is unknown; known: auto, {', '.join(EXECUTORS)}")
+    module, class_name = EXECUTORS[name]
+    found: type = getattr(import_module(f".{module}", __package__), class_name)
+    check = getattr(found, "check_available", None)
+    if check is not None:
+        check()
+    return found
+
+
+def _create(name: str, plan: Plan, weights: WeightSource, options: dict[str, Any]) -> Executor:
+    if name != "native":
+        options = {key: value for key, value in options.items() if key not in _NATIVE_ONLY}
+    executor: Executor = executor_class(name)(plan, weights, **options)
+    return executor

@@ -1,0 +1,140 @@
+"""Opens a model file and puts together what serving it needs: config, tokenizer, plan, executor.
+
+Owns: defaults that depend on the machine (context, KV pool, executor). Must not know: requests,
+sampling or how an op is computed.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from os import PathLike
+
+from ..quant.gguf_file import GGUFFile
+from .config import ModelConfig
+from .errors import FileFormatError, RequestError
+from .executors import Executor
+from .executors.choice import create_executor
+from .machine import memory
+from .models import record_plan, unused_tensors
+from .plan import Plan
+from .tokenizer import Tokenizer
+from .weights import DequantizedWeights, StoredWeights, WeightSource
+
+_LOG = logging.getLogger(__name__)
+_DEFAULT_CONTEXT = 8192  # tokens; longer ones are asked for, since they are paid for in memory
+_DEFAULT_SEQUENCES = 8  # whole contexts that the default KV pool holds
+_KV_SHARE = 4  # the default pool takes at most 1/4 of the available memory
+
+
+@dataclass
+class Model:
+    """An open model. Close it to free the executor's memory and the file."""
+
+    config: ModelConfig
+    tokenizer: Tokenizer
+    plan: Plan
+    executor: Executor
+    executor_reason: str
+    context: int
+    file: GGUFFile = field(repr=False)
+
+    def close(self) -> None:
+        self.executor.close()
+        self.file.close()
+
+
+def load_model(
+    path: str | PathLike[str],
+    *,
+    executor: str = "auto",
+    threads: int | None = None,
+    context: int | None = None,
+    kv_bytes: int | None = None,
+    block_tokens: int = 32,
+    max_rows: int = 256,
+    isa: str | None = None,
+    dequantize: bool = False,
+) -> Model:
+    """Opens a GGUF file (or the set of a shard).
+
+    context: tokens of one request at most; kv_bytes: size of the KV pool; max_rows: rows of one
+    step; dequantize: decode all weights to F32 first, for comparisons.
+    """
+    file = GGUFFile.open(path)
+    try:
+        weights: WeightSource = StoredWeights(file.tensors)
+        weights = DequantizedWeights(weights) if dequantize else weights
+        shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
+        config = ModelConfig.from_metadata(file.metadata, shapes)
+        tokenizer = Tokenizer.from_metadata(file.metadata)
+        _check_vocabulary(config, tokenizer)
+        plan = record_plan(config, weights, max_rows)
+        _warn_of_unused(plan, weights)
+        pool = size_pool(plan, config, block_tokens, context=context, kv_bytes=kv_bytes)
+        runner, reason = create_executor(
+            executor,
+            plan,
+            weights,
+            block_tokens=block_tokens,
+            n_blocks=pool.n_blocks,
+            n_threads=threads,
+            isa=isa,
+        )
+    except BaseException:
+        file.close()
+        raise
+    _LOG.info("%s: executor %s", path, reason)
+    return Model(config, tokenizer, plan, runner, reason, pool.context, file)
+
+
+@dataclass(frozen=True)
+class PoolSize:
+    context: int
+    n_blocks: int
+
+
+def size_pool(
+    plan: Plan,
+    config: ModelConfig,
+    block_tokens: int,
+    *,
+    context: int | None = None,
+    kv_bytes: int | None = None,
+    free_bytes: int | None = None,
+) -> PoolSize:
+    """Blocks of the KV pool. A context that was asked for must fit; the default one gives way."""
+    for name, value in (("context", context), ("kv_bytes", kv_bytes)):
+        if value is not None and value < 1:
+            raise RequestError(f"{name} is {value}, expected at least 1", field=name)
+    wanted = context or min(config.context_train, _DEFAULT_CONTEXT)
+    block_bytes = plan.kv_bytes_per_token() * block_tokens
+    blocks_per_context = -(-wanted // block_tokens)
+    if kv_bytes is None:
+        free_bytes = memory().available_bytes if free_bytes is None else free_bytes
+        kv_bytes = min(
+            free_bytes // _KV_SHARE, _DEFAULT_SEQUENCES * blocks_per_context * block_bytes
+        )
+    n_blocks = kv_bytes // block_bytes
+    if n_blocks < (blocks_per_context if context else 1):
+        raise RequestError(
+            f"a context of {wanted} tokens needs {blocks_per_context * block_bytes} bytes of "
+            f"KV pool, {kv_bytes} are allowed; ask for a shorter context or set kv_bytes",
+            field="context",
+        )
+    return PoolSize(min(wanted, n_blocks * block_tokens), n_blocks)
+
+
+def _check_vocabulary(config: ModelConfig, tokenizer: Tokenizer) -> None:
+    """Every token must have an embedding; rows beyond the vocabulary are padding."""
+    if tokenizer.vocab_size > config.vocab_size:
+        raise FileFormatError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens, 'token_embd.weight' only "
+            f"{config.vocab_size} rows; fetch the file again"
+        )
+
+
+def _warn_of_unused(plan: Plan, weights: WeightSource) -> None:
+    names = unused_tensors(plan, weights)
+    if names:
+        _LOG.warning("%d tensors of the file are not used: %s", len(names), ", ".join(names[:5]))
