@@ -1,0 +1,92 @@
+"""What a running job has produced so far, in the parts that answers are made of.
+
+Owns: Choice (text and tokens of one request), usage, timings. Must not know: whether the answer is
+streamed, chat or completion shapes, HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..runtime.events import Event, FinishEvent, TokenEvent
+
+
+@dataclass
+class Choice:
+    """One of the answers to a request."""
+
+    index: int
+    prompt_index: int
+    n_prompt: int
+    text: str = ""
+    tokens: list[TokenEvent] = field(default_factory=list)
+    finish: FinishEvent | None = None
+
+    def add(self, event: Event) -> None:
+        self.text += event.text
+        if isinstance(event, TokenEvent):
+            self.tokens.append(event)
+        else:
+            self.finish = event
+
+    @property
+    def failure(self) -> str | None:
+        """Why this choice has no regular end; cancelled here means not by this client."""
+        if self.finish is None or self.finish.reason in ("stop", "length"):
+            return None
+        return self.finish.error or f"generation was {self.finish.reason} by the server"
+
+    @property
+    def n_output(self) -> int:
+        return self.finish.n_output if self.finish else len(self.tokens)
+
+
+def usage(choices: Sequence[Choice]) -> dict[str, Any]:
+    """Token counts; a prompt with several choices counts once, cached tokens stay inside."""
+    prompts = {choice.prompt_index: choice for choice in reversed(choices)}
+    n_prompt = sum(choice.n_prompt for choice in prompts.values())
+    n_output = sum(choice.n_output for choice in choices)
+    n_cached = sum(choice.finish.n_cached for choice in prompts.values() if choice.finish)
+    return {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n_output,
+        "total_tokens": n_prompt + n_output,
+        "prompt_tokens_details": {"cached_tokens": n_cached},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
+
+
+def timings(finish: FinishEvent) -> dict[str, Any]:
+    """llama.cpp's names first, then ours (runtime.events.Timings). Undefined figures are null.
+
+    Rates count what was computed: prompt tokens outside the cache over prefill, and output tokens
+    after the first (which prefill yields) over decode.
+    """
+    times = finish.timings
+    n_computed = finish.n_prompt - finish.n_cached
+    return {
+        "prompt_n": n_computed,
+        "cache_n": finish.n_cached,
+        "prompt_ms": times.prefill_ms,
+        "prompt_per_second": _per_second(n_computed, times.prefill_ms),
+        "predicted_n": finish.n_output,
+        "predicted_ms": times.decode_ms,
+        "predicted_per_second": _per_second(finish.n_output - 1, times.decode_ms),
+        "queue_ms": times.queue_ms,
+        "prefill_ms": times.prefill_ms,
+        "ttft_ms": times.ttft_ms,
+        "tpot_ms": times.tpot_ms,
+        "end_to_end_ms": times.end_to_end_ms,
+    }
+
+
+def slowest(choices: Sequence[Choice]) -> FinishEvent | None:
+    """The end that the whole request waited for."""
+    ends = [choice.finish for choice in choices if choice.finish]
+    return max(ends, key=lambda end: end.timings.end_to_end_ms, default=None)
+
+
+def _per_second(count: int, ms: float) -> float | None:
+    return count / ms * 1000 if count > 0 and ms > 0 else None

@@ -1,0 +1,153 @@
+"""The HTTP application: routes, and every error in OpenAI's shape.
+
+Owns: create_app. Must not know: how answers are made (generate.py) or who may come in (guard.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+
+from ..runtime.errors import MartletError
+from ..runtime.tokenizer import Tokenizer
+from .bridge import EngineLike
+from .chat import ChatTemplate
+from .errors import SERVER_FAULT, ApiError, fault, from_typed
+from .generate import CHAT_ROUTE, COMPLETION_ROUTE, Route, Service, generate, unknown_model
+from .guard import Guard
+from .metrics import Metrics
+from .options import ServerOptions
+
+log = logging.getLogger(__name__)
+
+
+def create_app(
+    engine: EngineLike,
+    tokenizer: Tokenizer,
+    *,
+    model_name: str,
+    context: int | None = None,
+    chat_template: str | None = None,
+    fingerprint: str = "martlet",
+    options: ServerOptions | None = None,
+) -> FastAPI:
+    """An app over a started engine; who starts it closes it.
+
+    chat_template: instead of the model's own. Raises ChatTemplateError when it does not compile.
+    fingerprint: should change whenever the same request and seed could give other tokens.
+    """
+    options = options or ServerOptions()
+    source = chat_template if chat_template is not None else tokenizer.chat_template
+    service = Service(
+        engine=engine,
+        tokenizer=tokenizer,
+        template=None if source is None else ChatTemplate(source, tokenizer),
+        model_name=model_name,
+        fingerprint=fingerprint,
+        options=options,
+        metrics=Metrics(engine.stats, model_name),
+    )
+    # The interactive pages would load scripts from elsewhere; the schema says less than the docs.
+    app = FastAPI(title="martlet", docs_url=None, redoc_url=None, openapi_url=None)
+    _add_errors(app)
+    _add_status_routes(app, service, context)
+    _add_generating_routes(app, service)
+    # Added last stands first: CORS headers also go on what the guard refuses.
+    app.add_middleware(Guard, options=options)
+    if options.origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=options.origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=("x-request-id",),
+        )
+    return app
+
+
+def _add_generating_routes(app: FastAPI, service: Service) -> None:
+    for path, route in (
+        ("/v1/chat/completions", CHAT_ROUTE),
+        ("/v1/completions", COMPLETION_ROUTE),
+    ):
+        app.post(path, response_model=None)(_endpoint(service, path, route))
+
+
+def _endpoint(
+    service: Service, path: str, route: Route
+) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        response = await _answer(service, route, request)
+        service.metrics.count_answer(path, response.status_code)
+        return response
+
+    return endpoint
+
+
+async def _answer(service: Service, route: Route, request: Request) -> Response:
+    try:
+        return await generate(service, route, request)
+    except MartletError as error:
+        return from_typed(error).response()
+    except ApiError as error:
+        return error.response()
+    except Exception:
+        log.exception("request %s failed", request.state.request_id)
+        return fault("internal error; the server's log has the details").response()
+
+
+def _add_status_routes(app: FastAPI, service: Service, context: int | None) -> None:
+    created = int(time.time())
+    models = [
+        {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "martlet",
+            "max_model_len": context,
+            "meta": {"n_vocab": service.tokenizer.vocab_size},
+        }
+        for name in (service.model_name, *service.options.model_aliases)
+    ]
+
+    @app.get("/v1/models")
+    async def list_models() -> dict[str, Any]:
+        return {"object": "list", "data": models}
+
+    @app.get("/v1/models/{model_id:path}")
+    async def get_model(model_id: str) -> dict[str, Any]:
+        for model in models:
+            if model["id"] == model_id:
+                return model
+        raise unknown_model(service)
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(ApiError)
+    async def api_error(_: Request, error: ApiError) -> JSONResponse:
+        return error.response()
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
+        message = f"{request.method} {request.url.path[:200]}: {error.detail}"
+        return ApiError(error.status_code, message, headers=error.headers or {}).response()
+
+    @app.exception_handler(Exception)
+    async def bug(_: Request, error: Exception) -> JSONResponse:
+        return ApiError(500, "internal error", SERVER_FAULT).response()

@@ -1,0 +1,155 @@
+"""Carries a request's events from the engine thread to the event loop, and its end back.
+
+Owns: Job (all engine requests behind one HTTP request), waiting with limits, cancelling what the
+client left. Must not know: HTTP shapes, text, metrics beyond the one observer it calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from ..runtime.events import Event, FinishEvent
+from ..runtime.sampling_params import SamplingParams
+
+
+class EngineLike(Protocol):
+    """The part of runtime.engine.Engine the server talks to."""
+
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        on_event: Callable[[Event], None],
+        *,
+        request_id: str | None = None,
+    ) -> Any: ...
+
+    def cancel(self, request_id: str) -> None: ...
+
+    def stats(self) -> Any: ...
+
+
+class Ask(NamedTuple):
+    """One engine request to be: a prompt and how to continue it."""
+
+    prompt_ids: Sequence[int]
+    params: SamplingParams
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """An event of the job's request number `index`."""
+
+    index: int
+    event: Event
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to wait for the engine, in seconds."""
+
+    ping_s: float
+    """Between signs of life for the client while nothing arrives; 0: none."""
+    stall_s: float
+    """Without any movement in the engine's own counters it is taken for dead."""
+
+
+class EngineStalled(Exception):
+    """The engine shows no movement at all."""
+
+
+class Job:
+    """The engine requests of one HTTP request. Whoever makes one calls `cancel` in the end."""
+
+    def __init__(
+        self,
+        engine: EngineLike,
+        job_id: str,
+        observe: Callable[[int, Event], None] = lambda index, event: None,
+    ) -> None:
+        self.job_id = job_id
+        self._engine = engine
+        self._observe = observe
+        self._loop = asyncio.get_running_loop()
+        self._arrivals: deque[Arrival] = deque()
+        self._arrived = asyncio.Event()
+        self._unfinished: dict[int, str] = {}
+
+    def submit(self, asks: Sequence[Ask]) -> None:
+        """All or nothing: when one is refused, those before it are cancelled."""
+        try:
+            for index, ask in enumerate(asks):
+                request_id = f"{self.job_id}-{index}"
+                self._unfinished[index] = request_id
+                on_event = partial(self._from_engine, index)
+                self._engine.submit(ask.prompt_ids, ask.params, on_event, request_id=request_id)
+        except BaseException:
+            # The last one was refused, so the engine does not know it.
+            self._unfinished.popitem()
+            self.cancel()
+            raise
+
+    def cancel(self) -> None:
+        """Stop what is still running or queued; harmless when all is finished."""
+        for request_id in self._unfinished.values():
+            self._engine.cancel(request_id)
+        self._unfinished.clear()
+
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        """Until something has arrived; False when the time was up before."""
+        if self._arrivals:
+            return True
+        self._arrived.clear()
+        try:
+            await asyncio.wait_for(self._arrived.wait(), timeout_s)
+        except (asyncio.TimeoutError, TimeoutError):  # two classes before Python 3.11
+            return False
+        return True
+
+    @property
+    def first_event(self) -> Event | None:
+        """The oldest event that was not taken yet."""
+        return self._arrivals[0].event if self._arrivals else None
+
+    async def batches(self, patience: Patience) -> AsyncIterator[list[Arrival]]:
+        """What has arrived since the last turn, until all are finished; empty means still waiting.
+
+        Raises EngineStalled. Queued requests wait for as long as the engine moves for others.
+        """
+        turn_s = patience.ping_s or patience.stall_s
+        still_s, stats = 0.0, self._engine.stats()
+        while self._unfinished or self._arrivals:
+            if await self.wait(turn_s):
+                still_s = 0.0
+                yield self._take()
+                continue
+            before, stats = stats, self._engine.stats()
+            still_s = still_s + turn_s if stats == before else 0.0
+            if still_s >= patience.stall_s:
+                raise EngineStalled(f"the engine has not moved for {still_s:g} s")
+            if patience.ping_s:
+                yield []
+
+    def _take(self) -> list[Arrival]:
+        batch = list(self._arrivals)
+        self._arrivals.clear()
+        return batch
+
+    def _from_engine(self, index: int, event: Event) -> None:
+        # A loop that closed while the engine was running has nobody left to tell.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._arrive, index, event)
+
+    def _arrive(self, index: int, event: Event) -> None:
+        if isinstance(event, FinishEvent):
+            self._unfinished.pop(index, None)
+        # Also after a cancellation: how a request ended counts even when nobody reads it.
+        self._observe(index, event)
+        self._arrivals.append(Arrival(index, event))
+        self._arrived.set()

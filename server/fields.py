@@ -1,0 +1,121 @@
+"""Which request fields are not obeyed, and why: the two tables behind "honoured or refused".
+
+Owns: REFUSED (asking for it is a 400 that names the field) and NO_EFFECT (bookkeeping that cannot
+change the answer). Must not know: the fields that are honoured (schema.py) or HTTP.
+
+A field that stands in neither table nor in the schema is unknown: it is reported in the
+`x-martlet-ignored` header, or refused when the server runs strict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from .errors import refused
+
+
+class Refused(NamedTuple):
+    """A field with an effect we do not have. Its neutral values ask for nothing, so they pass."""
+
+    reason: str
+    neutral: tuple[Any, ...] = ()
+
+
+TOOLS = "tools are not supported yet"
+REASONING = "reasoning is not split or steered yet"
+CONSTRAINED = "constrained output is not supported yet"
+SAMPLER = "this sampler is not implemented"
+MEDIA = "only text goes in and comes out"
+ELSEWHERE = "vLLM and llama.cpp extension without a counterpart here"
+
+REFUSED: Mapping[str, Refused] = {
+    "tools": Refused(TOOLS, ([],)),
+    "tool_choice": Refused(TOOLS, ("none", "auto")),
+    "parallel_tool_calls": Refused(TOOLS, (True, False)),
+    "functions": Refused(TOOLS, ([],)),
+    "function_call": Refused(TOOLS, ("none", "auto")),
+    "reasoning": Refused(REASONING),
+    "reasoning_effort": Refused(REASONING, ("none",)),
+    "reasoning_format": Refused(REASONING, ("none",)),
+    "include_reasoning": Refused(REASONING, (False,)),
+    "thinking": Refused(REASONING),
+    "chat_template": Refused("the template is chosen when the server starts"),
+    "chat_template_kwargs": Refused("template arguments are not supported yet", ({},)),
+    "documents": Refused("template arguments are not supported yet", ([],)),
+    "continue_final_message": Refused("continuing a message is not supported yet", (False,)),
+    "verbosity": Refused("no model here is trained for it", ("medium",)),
+    "response_format": Refused(CONSTRAINED, ({"type": "text"},)),
+    "grammar": Refused(CONSTRAINED, ("",)),
+    "json_schema": Refused(CONSTRAINED, ({},)),
+    "structured_outputs": Refused(CONSTRAINED),
+    "guided_json": Refused(CONSTRAINED),
+    "guided_regex": Refused(CONSTRAINED),
+    "guided_choice": Refused(CONSTRAINED),
+    "guided_grammar": Refused(CONSTRAINED),
+    "audio": Refused(MEDIA),
+    "modalities": Refused(MEDIA, (["text"],)),
+    "web_search_options": Refused("the server reaches no network"),
+    "moderation": Refused("there is no moderation here"),
+    "messages": Refused("belongs to /v1/chat/completions"),
+    "prompt": Refused("belongs to /v1/completions"),
+    "echo": Refused("belongs to /v1/completions", (False,)),
+    "top_logprobs": Refused("belongs to /v1/chat/completions; here logprobs is the number"),
+    "best_of": Refused("use n", (1,)),
+    "suffix": Refused("filling in the middle is not supported yet", ("",)),
+    "use_beam_search": Refused(SAMPLER, (False,)),
+    "length_penalty": Refused(SAMPLER, (1, 1.0)),
+    "typical_p": Refused(SAMPLER, (1, 1.0)),
+    "tfs_z": Refused(SAMPLER, (1, 1.0)),
+    "top_a": Refused(SAMPLER, (0,)),
+    "mirostat": Refused(SAMPLER, (0,)),
+    "dry_multiplier": Refused(SAMPLER, (0,)),
+    "xtc_probability": Refused(SAMPLER, (0,)),
+    "dynatemp_range": Refused(SAMPLER, (0,)),
+    "repeat_penalty": Refused("use repetition_penalty", (1, 1.0)),
+    "n_predict": Refused("use max_tokens"),
+    "max_length": Refused("use max_tokens"),
+    "min_tokens": Refused("a least length is not supported", (0,)),
+    "n_probs": Refused("use logprobs", (0,)),
+    "prompt_logprobs": Refused("prompt scoring is not supported yet", (0,)),
+    "stop_sequences": Refused("use stop", ([],)),
+    "stop_token_ids": Refused("use stop or logit_bias", ([],)),
+    "bad_words": Refused("use logit_bias", ([],)),
+    "include_stop_str_in_output": Refused("stop text is never returned", (False,)),
+    "skip_special_tokens": Refused("control tokens are never shown as text", (True,)),
+    "add_special_tokens": Refused("the model's own rule is used", (True,)),
+    "return_token_ids": Refused(ELSEWHERE, (False,)),
+    "return_tokens_as_token_ids": Refused(ELSEWHERE, (False,)),
+    "prompt_embeds": Refused(MEDIA),
+    "logits_processors": Refused(ELSEWHERE, ([],)),
+    "priority": Refused("requests are served in order of arrival", (0,)),
+}
+
+NO_EFFECT: frozenset[str] = frozenset(
+    {
+        "cache_prompt",  # the prefix cache never changes an answer, so it is simply on
+        "metadata",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
+
+
+def unknown_fields(given: Mapping[str, Any], honoured: frozenset[str]) -> list[str]:
+    """Names nobody knows. Raises ApiError 400 for a field that is known and cannot be obeyed."""
+    unknown = []
+    for name, value in given.items():
+        if name in honoured or name in NO_EFFECT:
+            continue
+        rule = REFUSED.get(name)
+        if rule is None:
+            unknown.append(name)
+        elif value not in rule.neutral:
+            raise refused(f"{name}: {rule.reason}", param=name, code="unsupported_parameter")
+    return unknown

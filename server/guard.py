@@ -1,0 +1,160 @@
+"""The door in front of all routes: who may come in, with what, and how much of it.
+
+Owns: Host, Origin, key, content type and body size checks, and the request id. Must not know:
+routes, models, the engine. CORS headers themselves are starlette's, in front of this.
+
+A web page can reach a local server by DNS rebinding (its own name for our address: the Host check)
+and by "simple" cross-site posts (no JSON type: 415; a foreign Origin: 403).
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import uuid
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .errors import ApiError
+from .options import ANY, ServerOptions
+
+OPEN_PATHS = frozenset({"/health"})
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class Guard:
+    """ASGI middleware, so that streams and disconnects pass through untouched."""
+
+    def __init__(self, app: ASGIApp, options: ServerOptions) -> None:
+        self._app = app
+        self._options = options
+        self._keys = [key.encode() for key in options.api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        request_id = _request_id(headers)
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        try:
+            self._check(scope, headers)
+        except ApiError as error:
+            await error.response()(scope, receive, send_named)
+            return
+        await self._app(scope, self._limited(receive), send_named)
+
+    def _check(self, scope: Scope, headers: Headers) -> None:
+        _check_host(headers, self._options)
+        _check_origin(headers, self._options)
+        if self._keys and scope["path"] not in OPEN_PATHS:
+            self._check_key(headers)
+        if scope["method"] == "POST":
+            _check_type(headers)
+            self._check_length(headers)
+
+    def _check_key(self, headers: Headers) -> None:
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        # All keys are compared, in constant time each: the time tells nothing about them.
+        matches = [secrets.compare_digest(given.encode(), key) for key in self._keys]
+        if not any(matches):
+            raise ApiError(
+                401,
+                "a valid API key is needed: Authorization: Bearer KEY",
+                "authentication_error",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
+    def _check_length(self, headers: Headers) -> None:
+        length = headers.get("content-length", "0")
+        if length.isdigit() and int(length) > self._options.max_body_bytes:
+            raise self._too_large()
+
+    def _limited(self, receive: Receive) -> Receive:
+        n_bytes = 0
+
+        async def limited() -> Message:
+            nonlocal n_bytes
+            message = await receive()
+            n_bytes += len(message.get("body", b""))
+            if n_bytes > self._options.max_body_bytes:
+                raise self._too_large()
+            return message
+
+        return limited
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            413,
+            f"the body is larger than {self._options.max_body_bytes} bytes",
+            code="body_too_large",
+            # The rest of the body stays unread, so the connection cannot serve another request.
+            headers={"Connection": "close"},
+        )
+
+
+def _request_id(headers: Headers) -> str:
+    given = headers.get("x-request-id", "")
+    return given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _check_host(headers: Headers, options: ServerOptions) -> None:
+    if ANY in options.hosts:
+        return
+    name = _host_name(headers.get("host", ""))
+    if name not in options.hosts:
+        raise ApiError(
+            403,
+            f"host {name[:80]!r} is not served here; start with it among the allowed hosts",
+            "permission_error",
+            code="host_not_allowed",
+        )
+
+
+def _host_name(host: str) -> str:
+    """The name without its port; an IPv6 address without brackets."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _check_origin(headers: Headers, options: ServerOptions) -> None:
+    origin = headers.get("origin")
+    if origin is None or ANY in options.origins or origin in options.origins:
+        return
+    if urlsplit_netloc(origin) == headers.get("host"):
+        return
+    raise ApiError(
+        403,
+        f"origin {origin[:80]!r} is not allowed; start with it among the allowed origins",
+        "permission_error",
+        code="origin_not_allowed",
+    )
+
+
+def urlsplit_netloc(url: str) -> str | None:
+    try:
+        return urlsplit(url).netloc or None
+    except ValueError:
+        return None
+
+
+def _check_type(headers: Headers) -> None:
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(
+            415,
+            f"content type {kind[:80]!r}; send Content-Type: application/json",
+            code="unsupported_media_type",
+        )

@@ -1,0 +1,201 @@
+"""Prometheus metrics of one app, in a registry of its own.
+
+Owns: names, HELP texts, buckets. Must not know: HTTP, how times are taken: they come from the
+engine's own stamps (runtime.events.Timings), counts from its stats.
+
+Latencies are those of requests that ended by "stop" or "length"; cancelled and failed ones only
+count in martlet_requests_total. A request without a second token has no time per output token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from ..runtime.events import Event, FinishEvent, TokenEvent
+from ..runtime.stats import EngineStats
+
+NS_PER_S = 1e9
+MS_PER_S = 1e3
+
+# Upper bounds other servers use, so that dashboards carry over, and finer ones for small machines.
+# fmt: off
+PHASE_BUCKETS = (
+    .001, .0025, .005, .01, .025, .05, .1, .2, .3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40,
+    50, 60, 120, 240, 480, 960, 1920, 7680,
+)
+TTFT_BUCKETS = (
+    .001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640,
+    2560,
+)
+TOKEN_BUCKETS = (
+    .001, .0025, .005, .01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 1.25, 1.5, 1.75, 2,
+    2.5, 5, 7.5, 10, 20, 40, 80,
+)
+# fmt: on
+
+# name, help, buckets, milliseconds of a finished request (None: the request has no such time)
+HISTOGRAMS: tuple[tuple[str, str, tuple[float, ...], Callable[[FinishEvent], float | None]], ...]
+HISTOGRAMS = (
+    (
+        "martlet_request_queue_seconds",
+        "From arrival to the first step that holds a row of the request.",
+        PHASE_BUCKETS,
+        lambda end: end.timings.queue_ms,
+    ),
+    (
+        "martlet_request_prefill_seconds",
+        "From the first step to the first output token.",
+        PHASE_BUCKETS,
+        lambda end: end.timings.prefill_ms,
+    ),
+    (
+        "martlet_request_decode_seconds",
+        "From the first output token to the last.",
+        PHASE_BUCKETS,
+        lambda end: end.timings.decode_ms,
+    ),
+    (
+        "martlet_time_to_first_token_seconds",
+        "From arrival to the first output token: queue + prefill.",
+        TTFT_BUCKETS,
+        lambda end: end.timings.ttft_ms,
+    ),
+    (
+        "martlet_request_time_per_output_token_seconds",
+        "Decode time / (output tokens - 1), per request; requests of one token are left out.",
+        TOKEN_BUCKETS,
+        lambda end: end.timings.tpot_ms,
+    ),
+    (
+        "martlet_request_amortised_time_per_output_token_seconds",
+        "End-to-end time / output tokens, per request: waiting and prefill included.",
+        TOKEN_BUCKETS,
+        lambda end: end.timings.end_to_end_ms / end.n_output if end.n_output else None,
+    ),
+    (
+        "martlet_e2e_request_latency_seconds",
+        "From arrival to the last output token: queue + prefill + decode.",
+        PHASE_BUCKETS,
+        lambda end: end.timings.end_to_end_ms,
+    ),
+)
+
+# name, help, value
+GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
+    ("martlet_requests_running", "Requests with a place in the batch.", lambda s: s.running),
+    ("martlet_requests_waiting", "Requests accepted and not running.", lambda s: s.waiting),
+    ("martlet_kv_blocks", "Blocks in the KV pool.", lambda s: s.blocks_total),
+    ("martlet_kv_blocks_used", "Blocks held by running requests.", lambda s: s.blocks_used),
+    ("martlet_kv_blocks_cached", "Free blocks with a known prefix.", lambda s: s.blocks_cached),
+)
+
+# name, help, further label, its values with their counts
+COUNTERS: tuple[tuple[str, str, str, Callable[[EngineStats], dict[str, float]]], ...] = (
+    (
+        "martlet_prompt_tokens",
+        "Prompt tokens, by where their keys and values came from.",
+        "source",
+        lambda s: {"computed": s.tokens_prefilled, "cached": s.tokens_cached},
+    ),
+    (
+        "martlet_generation_tokens",
+        "Output tokens drawn, end-of-generation tokens included.",
+        "",
+        lambda s: {"": s.tokens_decoded},
+    ),
+    (
+        "martlet_recomputed_tokens",
+        "Rows computed again after a preemption.",
+        "",
+        lambda s: {"": s.tokens_recomputed},
+    ),
+    (
+        "martlet_requests",
+        "Requests the engine finished, by reason.",
+        "reason",
+        lambda s: {reason: count for reason, count in s.finished.items()},
+    ),
+    ("martlet_steps", "Steps computed.", "", lambda s: {"": s.steps}),
+    ("martlet_preemptions", "Requests put back to wait.", "", lambda s: {"": s.preemptions}),
+)
+
+
+class EngineCollector(Collector):
+    """Reads the engine's stats when scraped; keeps nothing."""
+
+    def __init__(self, stats: Callable[[], EngineStats], model_name: str) -> None:
+        self._stats = stats
+        self._model_name = model_name
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._stats()
+        for name, text, value in GAUGES:
+            gauge = GaugeMetricFamily(name, text, labels=["model_name"])
+            gauge.add_metric([self._model_name], value(stats))
+            yield gauge
+        for name, text, label, values in COUNTERS:
+            labels = ["model_name", *([label] if label else [])]
+            counter = CounterMetricFamily(name, text, labels=labels)
+            for key, count in values(stats).items():
+                counter.add_metric([self._model_name, *([key] if label else [])], count)
+            yield counter
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+
+class Metrics:
+    """What one app measures. `watch` makes the observer of one HTTP request."""
+
+    def __init__(self, stats: Callable[[], EngineStats], model_name: str) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(EngineCollector(stats, model_name))
+        self._model_name = model_name
+        labels = ("model_name", "stream")
+        self._histograms = [
+            (Histogram(name, text, labels, buckets=buckets, registry=self.registry), of)
+            for name, text, buckets, of in HISTOGRAMS
+        ]
+        self._inter_token = Histogram(
+            "martlet_inter_token_latency_seconds",
+            "Gap between two output tokens of a request; one sample per gap, all requests pooled.",
+            labels,
+            buckets=TOKEN_BUCKETS,
+            registry=self.registry,
+        )
+        self._answers = Counter(
+            "martlet_http_responses",
+            "HTTP answers by route and status.",
+            ("model_name", "route", "status"),
+            registry=self.registry,
+        )
+
+    def watch(self, is_stream: bool) -> Callable[[int, Event], None]:
+        labels: tuple[Any, ...] = (self._model_name, str(is_stream).lower())
+        inter_token = self._inter_token.labels(*labels)
+        last_ns: dict[int, int] = {}
+
+        def observe(index: int, event: Event) -> None:
+            if isinstance(event, TokenEvent):
+                if index in last_ns:
+                    inter_token.observe((event.time_ns - last_ns[index]) / NS_PER_S)
+                last_ns[index] = event.time_ns
+            elif event.reason in ("stop", "length"):
+                for histogram, milliseconds in self._histograms:
+                    ms = milliseconds(event)
+                    if ms is not None:
+                        histogram.labels(*labels).observe(ms / MS_PER_S)
+
+        return observe
+
+    def count_answer(self, route: str, status: int) -> None:
+        self._answers.labels(self._model_name, route, str(status)).inc()
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)

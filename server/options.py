@@ -1,0 +1,50 @@
+"""What the person who starts the server may choose.
+
+Owns: ServerOptions and which Host names a bind address answers to. Must not know: the engine.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from .bridge import Patience
+
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+ANY = "*"
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Defaults suit one person on one machine: loopback only, no key, no browser from elsewhere."""
+
+    api_keys: tuple[str, ...] = ()
+    """Any of these opens every route but /health. None given: no key is asked."""
+    origins: tuple[str, ...] = ()
+    """Web origins that may call from a browser, e.g. http://localhost:3000; "*" for all."""
+    hosts: tuple[str, ...] = LOOPBACK_NAMES
+    """Host names that requests may carry, without port; "*" for all."""
+    model_aliases: tuple[str, ...] = ()
+    """Further names the model answers to."""
+    strict_fields: bool = False
+    """Refuse unknown request fields instead of naming them in a header."""
+    max_body_bytes: int = 16 << 20
+    grace_s: float = 1.0
+    """How long a stream waits for its first event before it commits to status 200."""
+    ping_s: float = 15.0
+    """Between keep-alive comments while a stream is silent; 0 sends none."""
+    stall_s: float = 300.0
+    """After this long without any movement the engine is taken for dead."""
+
+    @property
+    def patience(self) -> Patience:
+        return Patience(ping_s=self.ping_s, stall_s=self.stall_s)
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,109 @@
+"""Serves one loaded model until it is told to stop.
+
+Owns: serve, the socket, the engine's life. Must not know: the command line, how models load, what
+the routes do. Prints nothing: `on_ready` gets the address once requests are answered.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import uvicorn
+
+from ..runtime.engine import Engine
+from ..runtime.errors import MartletError
+from .app import create_app
+from .options import LOOPBACK_NAMES, ServerOptions, is_loopback
+
+DEFAULT_PORT = 8080
+SHUTDOWN_S = 5
+
+
+def serve(
+    model: Any,
+    *,
+    model_name: str,
+    host: str = "127.0.0.1",
+    port: int = DEFAULT_PORT,
+    max_queue: int = 64,
+    step_rows: int | None = None,
+    fingerprint: str = "martlet",
+    chat_template: str | None = None,
+    options: ServerOptions | None = None,
+    on_ready: Callable[[str], None] = lambda url: None,
+) -> None:
+    """Blocks until SIGINT or SIGTERM. Raises MartletError when the address cannot be had.
+
+    model: a runtime.model.Model. port 0 takes a free one.
+    """
+    options = options_for_host(options or ServerOptions(), host)
+    with open_socket(host, port) as listener:
+        engine = Engine(
+            model.executor,
+            model.tokenizer,
+            context=model.context,
+            max_queue=max_queue,
+            step_rows=step_rows,
+        )
+        app = create_app(
+            engine,
+            model.tokenizer,
+            model_name=model_name,
+            context=model.context,
+            chat_template=chat_template,
+            fingerprint=fingerprint,
+            options=options,
+        )
+        engine.start()
+        try:
+            run_app(app, listener, on_ready)
+        finally:
+            engine.close()
+
+
+def options_for_host(options: ServerOptions, host: str) -> ServerOptions:
+    """The Host check protects keyless loopback servers; with a key or a network address a page
+    from elsewhere either lacks the key or is as welcome as anybody."""
+    is_default = options.hosts == LOOPBACK_NAMES
+    if is_default and (options.api_keys or not is_loopback(host)):
+        return replace(options, hosts=("*",))
+    return options
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except (OSError, OverflowError) as error:
+        raise MartletError(
+            f"cannot listen on {host} port {port}: {error}; choose another host or port"
+        ) from error
+
+
+def run_app(app: Any, listener: socket.socket, on_ready: Callable[[str], None]) -> None:
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=SHUTDOWN_S,
+    )
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    Announcing(config, lambda: on_ready(f"http://{shown}:{port}")).run(sockets=[listener])
+
+
+class Announcing(uvicorn.Server):
+    """A server that says when it answers."""
+
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: Sequence[socket.socket] | None = None) -> None:
+        await super().startup(sockets=list(sockets) if sockets else None)
+        if self.started:
+            self._on_ready()

@@ -1,0 +1,63 @@
+"""The two OpenAI dialects as tables of small dicts: chat completions and completions.
+
+Owns: object names, id prefixes, the shape of one choice in a body and in a chunk. Must not know:
+where events come from, SSE framing, metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..runtime.tokenizer import Tokenizer
+from .answer import Choice
+from .logprobs import ChatLogprobs, CompletionLogprobs, LogprobWriter
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How one dialect writes a choice."""
+
+    body_object: str
+    chunk_object: str
+    id_prefix: str
+    logprob_writer: Callable[[Tokenizer], LogprobWriter]
+    body: Callable[[Choice, str], Json]
+    """A whole choice; the string is echoed prompt text."""
+    opening: Json
+    """The delta that comes with the first token; {} for none."""
+    piece: Callable[[str], Json]
+    """The delta of more text."""
+    closing: Json
+    """The delta of the chunk that carries the finish reason."""
+
+
+CHAT = Shape(
+    body_object="chat.completion",
+    chunk_object="chat.completion.chunk",
+    id_prefix="chatcmpl-",
+    logprob_writer=ChatLogprobs,
+    body=lambda choice, echo: {"message": {"role": "assistant", "content": choice.text}},
+    opening={"delta": {"role": "assistant", "content": ""}},
+    piece=lambda text: {"delta": {"content": text}},
+    closing={"delta": {}},
+)
+
+COMPLETION = Shape(
+    body_object="text_completion",
+    chunk_object="text_completion",
+    id_prefix="cmpl-",
+    logprob_writer=CompletionLogprobs,
+    body=lambda choice, echo: {"text": echo + choice.text},
+    opening={},
+    piece=lambda text: {"text": text},
+    closing={"text": ""},
+)
+
+
+def choice_entry(index: int, content: Json, logprobs: Json | None, finish: str | None) -> Json:
+    """An entry of `choices`; every key is always there, as in OpenAI's own answers."""
+    return {"index": index, **content, "logprobs": logprobs, "finish_reason": finish}

@@ -1,0 +1,165 @@
+"""A running job as server-sent events, or collected into one body.
+
+Owns: SSE framing, the order of chunks, what goes with the first and the last of them. Must not
+know: dialects beyond their Shape, sockets, how a request was read.
+
+Framing: one `data: ` line and a blank line per event, comments as signs of life, never `id:` or
+`event:`, newlines and U+2028 only as JSON escapes, `[DONE]` at a regular end. A failure after the
+start is an object with `error`, then the stream ends.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+
+from ..runtime.events import FinishEvent, TokenEvent
+from ..runtime.tokenizer import Tokenizer
+from .answer import Choice, slowest, timings, usage
+from .bridge import Arrival, EngineStalled, Job, Patience
+from .errors import fault
+from .logprobs import LogprobWriter
+from .shapes import Json, Shape, choice_entry
+
+PING = ": ping\n\n"
+DONE = "data: [DONE]\n\n"
+
+
+def sse(value: Json) -> str:
+    return f"data: {json.dumps(value, ensure_ascii=True, separators=(',', ':'))}\n\n"
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Everything about an answer that does not change while it is made."""
+
+    shape: Shape
+    tokenizer: Tokenizer
+    head: Json
+    """id, created, model, system_fingerprint: equal in every chunk."""
+    choices: list[Choice]
+    echoes: list[str]
+    """Prompt text to put before each choice; "" for none."""
+    has_logprobs: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+
+
+async def collect(job: Job, reply: Reply, patience: Patience) -> Json:
+    """The body of a non-streamed answer. Raises ApiError."""
+    try:
+        async for batch in job.batches(Patience(ping_s=0, stall_s=patience.stall_s)):
+            for arrival in batch:
+                choice = reply.choices[arrival.index]
+                choice.add(arrival.event)
+                if choice.failure:
+                    raise fault(choice.failure)
+    except EngineStalled as error:
+        raise fault(str(error), code="engine_stalled") from None
+    end = slowest(reply.choices)
+    return {
+        **reply.head,
+        "object": reply.shape.body_object,
+        "choices": [_whole(reply, choice) for choice in reply.choices],
+        "usage": usage(reply.choices),
+        "timings": timings(end) if end else None,
+    }
+
+
+def _whole(reply: Reply, choice: Choice) -> Json:
+    assert choice.finish is not None
+    logprobs = None
+    if reply.has_logprobs:
+        logprobs = reply.shape.logprob_writer(reply.tokenizer).write(choice.tokens)
+    content = reply.shape.body(choice, reply.echoes[choice.index])
+    entry = choice_entry(choice.index, content, logprobs, choice.finish.reason)
+    return {**entry, "seed": choice.finish.seed}
+
+
+async def stream(job: Job, reply: Reply, patience: Patience) -> AsyncIterator[str]:
+    """The events of a streamed answer, several per string where they came together."""
+    writers = [ChoiceWriter(reply, choice) for choice in reply.choices]
+    try:
+        async for batch in job.batches(patience):
+            if not batch:
+                yield PING
+                continue
+            yield "".join(line for arrival in batch for line in _lines(writers, arrival))
+            failed = next((c.failure for c in reply.choices if c.failure), None)
+            if failed:
+                yield sse(fault(failed).body())
+                return
+    except EngineStalled as error:
+        yield sse(fault(str(error), code="engine_stalled").body())
+        return
+    if reply.include_usage:
+        end = slowest(reply.choices)
+        tail: Json = {"choices": [], "usage": usage(reply.choices)}
+        yield sse(_chunk(reply, {**tail, "timings": timings(end) if end else None}))
+    yield DONE
+
+
+def _lines(writers: list[ChoiceWriter], arrival: Arrival) -> Iterator[str]:
+    writer = writers[arrival.index]
+    writer.choice.add(arrival.event)
+    if isinstance(arrival.event, TokenEvent):
+        yield from writer.token(arrival.event)
+    elif not writer.choice.failure:
+        yield from writer.end(arrival.event)
+
+
+def _chunk(reply: Reply, content: Json) -> Json:
+    return {**reply.head, "object": reply.shape.chunk_object, **content}
+
+
+@dataclass
+class ChoiceWriter:
+    """Turns the events of one choice into chunks."""
+
+    reply: Reply
+    choice: Choice
+    is_open: bool = False
+    held: list[TokenEvent] = field(default_factory=list)
+    """Tokens whose logprobs wait for the text they belong to."""
+    logprobs: LogprobWriter | None = None
+
+    def __post_init__(self) -> None:
+        if self.reply.has_logprobs:
+            self.logprobs = self.reply.shape.logprob_writer(self.reply.tokenizer)
+
+    def token(self, event: TokenEvent) -> Iterator[str]:
+        # The opening comes with the first token, so that any first chunk marks its time.
+        yield from self._open()
+        self.held.append(event)
+        if event.text:
+            yield self._entry(self.reply.shape.piece(event.text))
+
+    def end(self, event: FinishEvent) -> Iterator[str]:
+        yield from self._open()
+        if event.text:
+            yield self._entry(self.reply.shape.piece(event.text))
+        yield self._entry(self.reply.shape.closing, event)
+
+    def _open(self) -> Iterator[str]:
+        if self.is_open:
+            return
+        self.is_open = True
+        if self.reply.shape.opening:
+            yield self._entry(self.reply.shape.opening)
+        if self.reply.echoes[self.choice.index]:
+            yield self._entry(self.reply.shape.piece(self.reply.echoes[self.choice.index]))
+
+    def _entry(self, content: Json, end: FinishEvent | None = None) -> str:
+        logprobs = None
+        if self.logprobs and self.held:
+            logprobs = self.logprobs.write(self.held)
+        self.held.clear()
+        entry = choice_entry(self.choice.index, content, logprobs, end.reason if end else None)
+        extras: Json = {}
+        if end:
+            entry["seed"] = end.seed
+            extras["timings"] = timings(end)
+        if self.reply.continuous_usage:
+            extras["usage"] = usage(self.reply.choices)
+        return sse(_chunk(self.reply, {"choices": [entry], **extras}))

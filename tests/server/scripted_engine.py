@@ -1,0 +1,311 @@
+"""An engine that says what a test tells it to, and a real server in front of it.
+
+ScriptedEngine keeps the promises of runtime.engine.Engine (events in order from other threads, one
+FinishEvent, context rule, bounded queue) without a model: a script turns a prompt into token ids.
+Tokens are bytes: token id b < 256 is the byte b.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import uvicorn
+from martlet.runtime.errors import ContextTooLong, QueueFull
+from martlet.runtime.events import (
+    FINISH_REASONS,
+    Event,
+    FinishEvent,
+    FinishReason,
+    Timings,
+    TokenEvent,
+    TokenLogprob,
+)
+from martlet.runtime.sampling_params import SamplingParams
+from martlet.runtime.stats import EngineStats
+from martlet.runtime.textstream import TextStream
+from martlet.runtime.tokenizer import Tokenizer
+from martlet.runtime.tokenizer_bpe import BYTE_OF_LETTER
+from martlet.server import ServerOptions, create_app
+
+BOS, START, END, UNK = 256, 257, 258, 259
+SPECIALS = ("<s>", "<|im_start|>", "<|im_end|>", "<unk>")
+VOCAB_SIZE = 260
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def byte_tokenizer(template: str | None = CHATML, *, add_bos: bool = False) -> Tokenizer:
+    """The real tokenizer class over a vocabulary of 256 bytes and four control tokens."""
+    letters = {byte: letter for letter, byte in BYTE_OF_LETTER.items()}
+    metadata: dict[str, Any] = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": [letters[byte] for byte in range(256)] + list(SPECIALS),
+        "tokenizer.ggml.token_type": [1] * 256 + [3, 3, 3, 2],
+        "tokenizer.ggml.merges": [],
+        "tokenizer.ggml.bos_token_id": BOS,
+        "tokenizer.ggml.eos_token_id": END,
+        "tokenizer.ggml.add_bos_token": add_bos,
+    }
+    if template is not None:
+        metadata["tokenizer.chat_template"] = template
+    return Tokenizer.from_metadata(metadata)
+
+
+def says(text: str | bytes, *, end: bool = True) -> Callable[[Sequence[int]], list[int]]:
+    """A script that answers any prompt with this text; without `end` it never stops by itself."""
+    raw = text.encode() if isinstance(text, str) else text
+    return lambda prompt: list(raw) + ([END] if end else [ord("~")] * 100_000)
+
+
+@dataclass
+class Running:
+    """What a test may look at afterwards."""
+
+    id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    on_event: Callable[[Event], None]
+    arrived_ns: int
+    started: bool = False
+    n_emitted: int = 0
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    reason: FinishReason | None = None
+
+
+class ScriptedEngine:
+    def __init__(
+        self,
+        script: Callable[[Sequence[int]], list[int]] | None = None,
+        *,
+        tokenizer: Tokenizer | None = None,
+        context: int = 4096,
+        slots: int = 4,
+        max_queue: int = 16,
+        prefill_s: float = 0.0,
+        token_s: float = 0.0,
+        fail_at: int | None = None,
+        answers: bool = True,
+    ) -> None:
+        """script: by default "hello". fail_at: tokens before an error; answers False: requests are taken and never served."""
+        self.script, self.context = script or says("hello"), context
+        self.tokenizer = tokenizer or byte_tokenizer()
+        self.prefill_s, self.token_s, self.fail_at = prefill_s, token_s, fail_at
+        self.answers = answers
+        self.unpaused = threading.Event()
+        self.unpaused.set()
+        self.requests: list[Running] = []
+        self._max_unfinished = slots + max_queue
+        self._slots = threading.Semaphore(slots)
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._finished: Counter[str] = Counter(dict.fromkeys(FINISH_REASONS, 0))
+
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        on_event: Callable[[Event], None],
+        *,
+        request_id: str | None = None,
+    ) -> Running:
+        n_prompt = len(prompt_ids)
+        if n_prompt >= self.context:
+            raise ContextTooLong(
+                f"prompt has {n_prompt} tokens, context is {self.context}",
+                needed=n_prompt + 1,
+                limit=self.context,
+            )
+        with self._lock:
+            n = self.n_unfinished
+            if n >= self._max_unfinished:
+                raise QueueFull(f"{n} unfinished", unfinished=n, limit=self._max_unfinished)
+            name = request_id or f"r{len(self.requests)}"
+            request = Running(name, list(prompt_ids), params, on_event, time.monotonic_ns())
+            self.requests.append(request)
+        threading.Thread(target=self._serve, args=(request,), daemon=True).start()
+        return request
+
+    def cancel(self, request_id: str) -> None:
+        for request in self.requests:
+            if request.id == request_id:
+                request.cancelled.set()
+
+    @property
+    def n_unfinished(self) -> int:
+        return sum(request.reason is None for request in self.requests)
+
+    def stats(self) -> EngineStats:
+        running = sum(r.started and r.reason is None for r in self.requests)
+        return EngineStats(
+            running=running,
+            waiting=self.n_unfinished - running,
+            blocks_total=8,
+            blocks_used=running,
+            blocks_cached=0,
+            tokens_prefilled=self._counts["prefilled"],
+            tokens_decoded=self._counts["decoded"],
+            tokens_cached=0,
+            tokens_recomputed=0,
+            steps=self._counts["decoded"],
+            preemptions=0,
+            finished=dict(self._finished),  # type: ignore[arg-type]
+        )
+
+    def _serve(self, request: Running) -> None:
+        if not self.answers:
+            return
+        while not self._slots.acquire(timeout=0.01):
+            if request.cancelled.is_set():
+                self._finish(request, "cancelled", TextStream(self.tokenizer), [])
+                return
+        try:
+            self._generate(request)
+        finally:
+            self._slots.release()
+
+    def _generate(self, request: Running) -> None:
+        params, text = request.params, TextStream(self.tokenizer, request.params.stop)
+        stamps = [time.monotonic_ns()]
+        while not self.unpaused.wait(0.01):
+            if request.cancelled.is_set():
+                self._finish(request, "cancelled", text, stamps)
+                return
+        request.started = True
+        n_room = self.context - len(request.prompt_ids)
+        n_most = min(n_room, params.max_tokens or n_room)
+        self._counts["prefilled"] += len(request.prompt_ids)
+        reason: FinishReason = "length"
+        request.cancelled.wait(self.prefill_s)
+        for index, token_id in enumerate(self.script(request.prompt_ids)[:n_most]):
+            if request.cancelled.wait(self.token_s) or request.cancelled.is_set():
+                reason = "cancelled"
+                break
+            if index == self.fail_at:
+                reason = "error"
+                break
+            stamps.append(time.monotonic_ns())
+            is_end = token_id == END and not params.ignore_eos
+            shown = "" if is_end else text.push(token_id)
+            request.n_emitted += 1
+            self._counts["decoded"] += 1
+            request.on_event(
+                TokenEvent(index, token_id, shown, self._logprob(token_id, params), stamps[-1])
+            )
+            if is_end or text.stopped:
+                reason = "stop"
+                break
+        self._finish(request, reason, text, stamps)
+
+    def _logprob(self, token_id: int, params: SamplingParams) -> TokenLogprob | None:
+        """The token itself comes second of the alternatives, with the probability 1/4."""
+        if params.logprobs is None:
+            return None
+        others = [(65 + i, -0.5 - i) for i in range(params.logprobs)]
+        if len(others) > 1:
+            others[1] = (token_id, -1.386)
+        return TokenLogprob(-1.386, tuple(others))
+
+    def _finish(
+        self, request: Running, reason: FinishReason, text: TextStream, stamps: list[int]
+    ) -> None:
+        n_output = request.n_emitted
+        end = stamps[-1] if stamps and reason in ("stop", "length") else time.monotonic_ns()
+        timings = Timings.from_stamps(
+            arrived=request.arrived_ns,
+            scheduled=stamps[0] if stamps else None,
+            first_token=stamps[1] if n_output else None,
+            end=end,
+            n_output=n_output,
+        )
+        request.reason = reason
+        self._finished[reason] += 1
+        seed = 77 if request.params.seed is None else request.params.seed
+        request.on_event(
+            FinishEvent(
+                reason=reason,
+                text="" if text.stopped else text.finish(),
+                timings=timings,
+                error="scripted fault" if reason == "error" else None,
+                n_prompt=len(request.prompt_ids),
+                n_output=n_output,
+                n_cached=0,
+                seed=seed,
+            )
+        )
+
+
+@contextlib.contextmanager
+def running_app(app: Any) -> Iterator[str]:
+    """A real uvicorn on a free loopback port, in a thread; gives its address."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        app, log_level="error", access_log=False, lifespan="off", timeout_graceful_shutdown=1
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    wait_until(lambda: server.started)
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        listener.close()
+
+
+@contextlib.contextmanager
+def serving(
+    engine: ScriptedEngine, *, model_name: str = "tiny", **options: Any
+) -> Iterator[httpx.Client]:
+    """A client of a server over this engine."""
+    app = create_app(
+        engine,
+        engine.tokenizer,
+        model_name=model_name,
+        context=engine.context,
+        options=ServerOptions(**options),
+    )
+    with (
+        running_app(app) as url,
+        httpx.Client(base_url=url, timeout=30, trust_env=False) as client,
+    ):
+        yield client
+
+
+def chat_body(content: Any = "hi", **fields: Any) -> dict[str, Any]:
+    return {"model": "tiny", "messages": [{"role": "user", "content": content}], **fields}
+
+
+def assert_works(client: httpx.Client) -> None:
+    """One normal request, to follow every bad one."""
+    answer = client.post("/v1/chat/completions", json=chat_body(max_tokens=3))
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["finish_reason"] in ("stop", "length")
+
+
+def assert_refused(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
+    """OpenAI's error object with this status; gives its inside."""
+    assert answer.status_code == status, answer.text
+    assert len(answer.content) <= 4096
+    error: dict[str, Any] = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    return error
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.005)
