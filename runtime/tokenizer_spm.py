@@ -69,7 +69,7 @@ def model_proto(vocab: Vocab, unknown_id: int | None) -> bytes:
             heads[n] = b"\x0a" + _varint(len(text_head) + n + 5 + len(tails[1])) + text_head
         parts.append(heads[n] + text + b"\x15" + score_bytes[4 * at : 4 * at + 4] + tails[type_])
     if TokenType.UNKNOWN not in types:
-        unknown = b"\x0a\x01\x00" + tails[TokenType.UNKNOWN]
+        unknown = b"\x0a\x01\xff" + tails[TokenType.UNKNOWN]
         parts.append(b"\x0a" + _varint(len(unknown)) + unknown)
     has_all_bytes = types.count(TokenType.BYTE) == _N_BYTES
     trainer = _varint_field(3, _BPE) + _varint_field(35, has_all_bytes)
@@ -95,14 +95,14 @@ def _is_hex(digits: str) -> bool:
 
 
 def _library_texts(vocab: Vocab) -> list[bytes]:
-    """Texts as the library accepts them: not empty and all different. A token that cannot be
-    reached (empty, or a repetition) gets a text that no input contains."""
+    """Texts as the library accepts them: not empty, without NUL and all different. Where a token
+    breaks that, it gets a text that no input contains; a NUL in a text still has its byte token."""
     texts = [text.encode("utf-8", "surrogateescape") for text in vocab.tokens]
-    if len(set(texts)) == len(texts) and b"" not in texts:
+    if len(set(texts)) == len(texts) and b"" not in texts and b"\0" not in b"".join(texts):
         return texts
     seen = {b""}
     for at, text in enumerate(texts):
-        if text in seen:
+        if text in seen or b"\0" in text:
             texts[at] = b"\xff%d" % at
         seen.add(text)
     return texts

@@ -1,0 +1,61 @@
+"""No text makes tokenizing slow out of proportion: bounds are generous, the growth is not."""
+
+import time
+
+import pytest
+from martlet.runtime.textstream import TextStream
+from martlet.runtime.tokenizer import Tokenizer
+
+from . import vocabularies as v
+
+LONG_MS = 1000
+# Twice the text may cost less than this much more; quadratic work costs 4 times more.
+DOUBLING = 3.0
+SHORTEST_MS = 2.0  # what is faster than this cannot be told from noise
+
+TOKENIZERS = {
+    "byte level": v.byte_level(),
+    "byte level, digits": v.byte_level(pre="tiny_aya"),
+    "sentencepiece": v.spm(),
+    "raw": v.raw_bpe(),
+    "wordpiece": v.wordpiece(),
+}
+
+
+def best_ms(tokenizer: Tokenizer, text: str) -> float:
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        tokenizer.encode(text, add_special=True, parse_special=True)
+        times.append((time.perf_counter() - start) * 1000)
+    return min(times)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("unit", ["a", " ", "_", "漢", "1", "\n", "<", "<|im_end|>", "<b>a"])
+def test_long_runs_take_little_time_and_twice_the_run_about_twice(name, unit):
+    tokenizer = Tokenizer.from_metadata(TOKENIZERS[name])
+    one, two = (best_ms(tokenizer, unit * (n // len(unit))) for n in (40_000, 80_000))
+    assert one < LONG_MS
+    assert two < DOUBLING * max(one, SHORTEST_MS)
+
+
+def test_many_parts_and_long_stops_do_not_add_up():
+    tokenizer = Tokenizer.from_metadata(v.byte_level())
+    start = time.perf_counter()
+    tokenizer.encode_parts([("a", True)] * 40_000)
+    stream = TextStream(tokenizer, ["a" * 10_000 + "b"])
+    for _ in range(20_000):
+        stream.push(ord("a"))
+    assert (time.perf_counter() - start) * 1000 < LONG_MS
+    assert len(stream.finish()) == 10_000
+
+
+def test_a_large_sentencepiece_vocabulary_is_built_in_little_time():
+    n = 200_000
+    pieces = [(f"w{i}", -float(i)) for i in range(n)]
+    metadata = v.spm(pieces=pieces)
+    start = time.perf_counter()
+    tokenizer = Tokenizer.from_metadata(metadata)
+    assert (time.perf_counter() - start) * 1000 < 3 * LONG_MS
+    assert tokenizer.vocab_size == 3 + 256 + n + len(v.SPM_USER)
