@@ -48,7 +48,7 @@ def quantize_q8(x: np.ndarray) -> Q8Rows:
 
 def rms_norm(x: np.ndarray, weight: np.ndarray | None, group: int, eps: float) -> np.ndarray:
     """Per group of values of the last axis; weight is as long as one group or the whole row."""
-    groups = x.reshape(len(x), -1, group)
+    groups = x.reshape(len(x), x.shape[1] // group, group)  # -1 fails without rows
     mean_square = np.mean(groups * groups, axis=2, keepdims=True, dtype=np.float32)
     normed = groups / np.sqrt(mean_square + np.float32(eps))
     if weight is not None:
