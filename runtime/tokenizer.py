@@ -1,6 +1,7 @@
 """Text to token ids and back, from the metadata of a model file alone.
 
-Owns: `Tokenizer`, which adds special tokens, BOS and display rules around one of four algorithms.
+Owns: `Tokenizer`, which adds special tokens, BOS and display rules around one of the
+algorithms in tokenizer_families.py.
 Must not know: chat templates' language, requests, streaming.
 
 Three degrees of trust decide which token texts a piece of text may match:
@@ -12,80 +13,17 @@ Three degrees of trust decide which token texts a piece of text may match:
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
-from . import tokenizer_bpe, tokenizer_spm, tokenizer_wordpiece
 from .errors import FileFormatError, UnsupportedError
-from .pretokenizers import pre_tokenizer
+from .tokenizer_families import FAMILIES, Encoder, Family
 from .tokenizer_special import SpecialMatcher, find_eog, is_markup, space_eaters
 from .tokenizer_vocab import TokenType, Vocab, flag, read_vocab, role_id
 
 _LOG = logging.getLogger(__name__)
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-class Encoder(Protocol):
-    def encode(self, text: str) -> list[int]:
-        """Ids of text that holds no special token."""
-
-
-@dataclass(frozen=True)
-class Family:
-    """What the value of `tokenizer.ggml.model` stands for when the file leaves keys out."""
-
-    build: Callable[[Vocab, Mapping[str, Any]], Encoder]
-    token_bytes: Callable[[str, int], bytes]
-    bos: int | None = None
-    eos: int | None = None
-    add_bos: bool = False
-    add_sep: bool = False
-    space_prefix: bool = False
-    bos_role: str = "bos"
-    forces_bos: bool = False  # Gemma 4 files say add_bos_token = false, against their own model
-    hides_first_space: bool = False
-
-
-def _build_byte_level(vocab: Vocab, metadata: Mapping[str, Any]) -> Encoder:
-    pre = pre_tokenizer(metadata.get("tokenizer.ggml.pre"))
-    return tokenizer_bpe.ByteLevelBPE(vocab, metadata, pre)
-
-
-def _build_sentencepiece(vocab: Vocab, metadata: Mapping[str, Any]) -> Encoder:
-    unknown = role_id(metadata, "unknown", vocab)
-    if unknown is None:
-        unknown = next(iter(vocab.of_type(TokenType.UNKNOWN)), vocab.ids.get("<unk>"))
-    prefix = flag(metadata, "add_space_prefix", True)
-    return tokenizer_spm.SentencePieceBPE(vocab, unknown_id=unknown, space_prefix=prefix)
-
-
-def _build_wordpiece(vocab: Vocab, metadata: Mapping[str, Any]) -> Encoder:
-    unknown = role_id(metadata, "unknown", vocab, default=100)
-    return tokenizer_wordpiece.WordPiece(vocab, metadata, unknown_id=unknown)
-
-
-FAMILIES: dict[str, Family] = {
-    "llama": Family(
-        _build_sentencepiece,
-        tokenizer_spm.token_bytes,
-        bos=1,
-        eos=2,
-        add_bos=True,
-        space_prefix=True,
-    ),
-    "gpt2": Family(_build_byte_level, tokenizer_bpe.token_bytes, bos=11, eos=11),
-    "gemma4": Family(tokenizer_bpe.RawBPE, tokenizer_spm.token_bytes, forces_bos=True),
-    "bert": Family(
-        _build_wordpiece,
-        tokenizer_wordpiece.token_bytes,
-        bos=101,
-        bos_role="cls",
-        add_bos=True,
-        add_sep=True,
-        hides_first_space=True,
-    ),
-}
 
 
 class Tokenizer:
@@ -101,7 +39,9 @@ class Tokenizer:
             self.bos_id = role_id(metadata, "bos", vocab)
         self.eos_id = role_id(metadata, "eos", vocab, default=family.eos)
         self.sep_id = role_id(metadata, "seperator", vocab)  # spelt so in the format
-        self.add_bos = family.forces_bos or flag(metadata, "add_bos_token", _adds_bos(metadata))
+        self.add_bos = family.forces_bos or flag(
+            metadata, "add_bos_token", family.adds_bos(metadata)
+        )
         self.add_eos = flag(metadata, "add_eos_token", False)
         self.add_sep = flag(metadata, "add_sep_token", family.add_sep)
         self.eog_ids = find_eog(vocab, metadata, self.eos_id)
@@ -255,13 +195,6 @@ class Tokenizer:
             return not is_markup(self._vocab.tokens[id_], self.chat_template)
 
         return self._matcher(is_text, TokenType.USER_DEFINED)
-
-
-def _adds_bos(metadata: Mapping[str, Any]) -> bool:
-    model = metadata["tokenizer.ggml.model"]
-    if model == "gpt2":
-        return pre_tokenizer(metadata.get("tokenizer.ggml.pre")).add_bos
-    return FAMILIES[model].add_bos
 
 
 def _with_control_eog(vocab: Vocab, eog_ids: frozenset[int]) -> Vocab:

@@ -4,7 +4,7 @@ Owns: turning tokens and merges into the library's model, and the byte alphabet.
 Must not know: special tokens, BOS, templates. Called by tokenizer.py.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tokenizers
@@ -13,7 +13,7 @@ from tokenizers import Regex, models, normalizers, pre_tokenizers
 from .errors import FileFormatError, RequestError
 from .pretokenizers import PreTokenizer
 from .tokenizer_special import SPACE_MARK
-from .tokenizer_vocab import TokenType, Vocab
+from .tokenizer_vocab import TokenType, Vocab, check_byte_tokens
 
 # Which types may come out of merging. Control and unknown tokens never: the text "<|im_end|>"
 # in a user's message must not become the token.
@@ -58,6 +58,7 @@ class RawBPE:
     """Gemma 4: merges on plain text with a mark for spaces, cut only at line breaks."""
 
     def __init__(self, vocab: Vocab, metadata: Mapping[str, Any]) -> None:
+        check_byte_tokens(vocab)
         ids = _mergeable_ids(vocab)
         merges = _read_merges(vocab, metadata, ids)
         unknown_id = next(iter(vocab.of_type(TokenType.UNKNOWN)), vocab.ids.get("<unk>"))
@@ -103,6 +104,8 @@ def _read_merges(
         if metadata.get("tokenizer.ggml.pre") == "kimi-k2":
             return merges_from_ranks(ids)
         raise FileFormatError("tokenizer.ggml.merges is missing; a byte-pair tokenizer needs it")
+    if not isinstance(lines, Sequence) or not all(isinstance(line, str) for line in lines):
+        raise FileFormatError("tokenizer.ggml.merges must be a list of strings")
     merges = [tuple(line.split(" ")) for line in lines]
     for at, merge in enumerate(merges):
         if len(merge) != 2:

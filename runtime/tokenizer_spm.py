@@ -17,7 +17,7 @@ import sentencepiece
 
 from .errors import FileFormatError, RequestError
 from .tokenizer_special import SPACE_MARK
-from .tokenizer_vocab import TokenType, Vocab
+from .tokenizer_vocab import TokenType, Vocab, check_byte_tokens
 
 _BPE = 2
 _N_BYTES = 256
@@ -77,21 +77,6 @@ def model_proto(vocab: Vocab, unknown_id: int | None) -> bytes:
     parts.append(b"\x12" + _varint(len(trainer)) + trainer)
     parts.append(b"\x1a" + _varint(len(normalizer)) + normalizer)
     return b"".join(parts)
-
-
-def check_byte_tokens(vocab: Vocab) -> None:
-    for id_ in vocab.of_type(TokenType.BYTE):
-        text = vocab.tokens[id_]
-        digits = text[3:5]
-        if text != f"<0x{digits}>" or not digits.isalnum() or not _is_hex(digits):
-            raise FileFormatError(f"token {id_} is marked as a byte but reads {text!r}, not <0xNN>")
-
-
-def _is_hex(digits: str) -> bool:
-    try:
-        return len(bytes.fromhex(digits)) == 1
-    except ValueError:
-        return False
 
 
 def _library_texts(vocab: Vocab) -> list[bytes]:

@@ -6,6 +6,7 @@ length and id is compared with the token list before use.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -18,6 +19,7 @@ from .errors import FileFormatError
 
 # "No such token" is written as -1, which an unsigned field shows as this number.
 NO_TOKEN = 2**32 - 1
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class TokenType(IntEnum):
@@ -67,12 +69,23 @@ def _column(metadata: Mapping[str, Any], name: str, n_tokens: int, dtype: type) 
     values = metadata.get(f"tokenizer.ggml.{name}")
     if values is None:
         return None
-    column: np.ndarray = np.array(values, dtype=dtype)
+    try:
+        column: np.ndarray = np.array(values, dtype=dtype)
+    except (TypeError, ValueError) as error:
+        raise FileFormatError(f"tokenizer.ggml.{name} must be a list of numbers") from error
     if column.shape != (n_tokens,):
         raise FileFormatError(
             f"tokenizer.ggml.{name} has {column.size} entries for {n_tokens} tokens"
         )
     return column
+
+
+def check_byte_tokens(vocab: Vocab) -> None:
+    """Where bytes are tokens of their own, they must be spelt `<0xNN>`: decoding reads that."""
+    for id_ in vocab.of_type(TokenType.BYTE):
+        text = vocab.tokens[id_]
+        if not _BYTE_TOKEN.fullmatch(text):
+            raise FileFormatError(f"token {id_} is marked as a byte but reads {text!r}, not <0xNN>")
 
 
 def role_id(
@@ -88,11 +101,11 @@ def role_id(
     if value is None:
         usable = default is not None and default < len(vocab)
         return default if usable and vocab.types[default or 0] == TokenType.CONTROL else None
-    number = float(value)
+    number = float(value) if isinstance(value, int | float | np.number) else math.nan
     if number in (-1, NO_TOKEN):
         return None
     if not math.isfinite(number) or number != int(number) or not 0 <= number < len(vocab):
-        raise FileFormatError(f"{key} is {value}, but the token list has {len(vocab)} entries")
+        raise FileFormatError(f"{key} is {value!r}, but the token list has {len(vocab)} entries")
     return int(number)
 
 

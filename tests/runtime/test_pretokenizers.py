@@ -82,9 +82,9 @@ def test_cuts_are_as_recorded_and_lose_nothing(name):
 )
 def test_long_runs_are_cut_in_little_time(name, unit, count, tail):
     cutter, text = pre_tokenizer(name).build(), unit * count + tail
-    start = time.perf_counter()
+    start = time.process_time()
     cutter.pre_tokenize_str(text)
-    assert (time.perf_counter() - start) * 1000 < LONG_MS
+    assert (time.process_time() - start) * 1000 < LONG_MS
 
 
 def test_the_names_of_the_notes_are_there():

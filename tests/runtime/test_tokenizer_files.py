@@ -65,6 +65,8 @@ def test_an_unknown_algorithm_is_refused_with_the_known_ones(model):
         ("bos_token_id", 270, "270 entries"),
         ("eos_token_id", -7, "-7"),
         ("eot_token_id", 1.5, "1.5"),
+        ("eot_token_id", "</s>", "</s>"),
+        ("token_type", ["x"] * 270, "list of numbers"),
     ],
 )
 def test_wrong_sentencepiece_files_are_refused(key, value, message):
@@ -74,10 +76,10 @@ def test_wrong_sentencepiece_files_are_refused(key, value, message):
 
 @pytest.mark.parametrize("text", ["<0x4>", "<0xZZ>", "A", "<0x 1>"])
 def test_a_byte_token_must_read_as_one(text):
-    metadata = v.spm()
-    metadata["tokenizer.ggml.tokens"][50] = text
-    with pytest.raises(FileFormatError, match="token 50"):
-        Tokenizer.from_metadata(metadata)
+    for metadata in (v.spm(), v.raw_bpe()):
+        metadata["tokenizer.ggml.tokens"][50] = text
+        with pytest.raises(FileFormatError, match="token 50"):
+            Tokenizer.from_metadata(metadata)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +88,8 @@ def test_a_byte_token_must_read_as_one(text):
         (["a b", "ab"], r"merges\[1\]"),
         (["a b c"], r"merges\[0\]"),
         (["a zzz"], "zzz"),
+        ([1, 2], "list of strings"),
+        (7, "list of strings"),
         (None, "merges is missing"),
     ],
 )

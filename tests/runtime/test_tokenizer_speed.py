@@ -9,9 +9,9 @@ from martlet.runtime.tokenizer import Tokenizer
 from . import vocabularies as v
 
 LONG_MS = 1000
-# Twice the text may cost less than this much more; quadratic work costs 4 times more.
+# Each doubling of the text may cost less than this much more; quadratic work costs 4 times more.
 DOUBLING = 3.0
-SHORTEST_MS = 2.0  # what is faster than this cannot be told from noise
+SHORTEST_MS = 5.0  # what is faster than this cannot be told from noise
 
 TOKENIZERS = {
     "byte level": v.byte_level(),
@@ -25,29 +25,29 @@ TOKENIZERS = {
 def best_ms(tokenizer: Tokenizer, text: str) -> float:
     times = []
     for _ in range(3):
-        start = time.perf_counter()
+        start = time.process_time()  # of this process alone: other work on the machine is no fault
         tokenizer.encode(text, add_special=True, parse_special=True)
-        times.append((time.perf_counter() - start) * 1000)
+        times.append((time.process_time() - start) * 1000)
     return min(times)
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize("unit", ["a", " ", "_", "漢", "1", "\n", "<", "<|im_end|>", "<b>a"])
-def test_long_runs_take_little_time_and_twice_the_run_about_twice(name, unit):
+def test_long_runs_take_little_time_and_longer_ones_in_proportion(name, unit):
     tokenizer = Tokenizer.from_metadata(TOKENIZERS[name])
-    one, two = (best_ms(tokenizer, unit * (n // len(unit))) for n in (40_000, 80_000))
-    assert one < LONG_MS
-    assert two < DOUBLING * max(one, SHORTEST_MS)
+    one, four = (best_ms(tokenizer, unit * (n // len(unit))) for n in (20_000, 80_000))
+    assert four < LONG_MS
+    assert four < DOUBLING**2 * max(one, SHORTEST_MS)
 
 
 def test_many_parts_and_long_stops_do_not_add_up():
     tokenizer = Tokenizer.from_metadata(v.byte_level())
-    start = time.perf_counter()
+    start = time.process_time()
     tokenizer.encode_parts([("a", True)] * 40_000)
     stream = TextStream(tokenizer, ["a" * 10_000 + "b"])
     for _ in range(20_000):
         stream.push(ord("a"))
-    assert (time.perf_counter() - start) * 1000 < LONG_MS
+    assert (time.process_time() - start) * 1000 < LONG_MS
     assert len(stream.finish()) == 10_000
 
 
@@ -55,7 +55,7 @@ def test_a_large_sentencepiece_vocabulary_is_built_in_little_time():
     n = 200_000
     pieces = [(f"w{i}", -float(i)) for i in range(n)]
     metadata = v.spm(pieces=pieces)
-    start = time.perf_counter()
+    start = time.process_time()
     tokenizer = Tokenizer.from_metadata(metadata)
-    assert (time.perf_counter() - start) * 1000 < 3 * LONG_MS
+    assert (time.process_time() - start) * 1000 < 3 * LONG_MS
     assert tokenizer.vocab_size == 3 + 256 + n + len(v.SPM_USER)
