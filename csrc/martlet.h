@@ -111,7 +111,7 @@ typedef struct mt_plan {
     int32_t n_tensors;
     int32_t n_kv_layers;
     int32_t max_rows; /* rows of a step at most */
-    int32_t vocab_size;
+    int32_t pad;
     int64_t arena_bytes;
     const mt_op *ops;
     const mt_buffer *buffers;

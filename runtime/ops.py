@@ -163,10 +163,5 @@ OPS: dict[OpKind, OpSpec] = {
 
 
 def q8_row_bytes(width: int) -> int:
-    """Bytes of one Q8 row of `width` values in the arena.
-
-    | q int8[K] | d f32[K/32] | s i32[K/32] | ds f32[K/32] | h i32[K/16] | dh f32[K/16] |, padded to
-    64 bytes, where s and h are the sums of q over blocks of 32 and 16, ds = d * s and dh = d * h.
-    """
-    n_blocks = width // Q8_BLOCK
-    return (width + n_blocks * 4 * 3 + n_blocks * 4 * 4 + 63) // 64 * 64
+    """Bytes of one Q8 row in the native arena: a 64-byte record (mt_q8_block) per 32 values."""
+    return width // Q8_BLOCK * 64

@@ -1,0 +1,71 @@
+/* Ordered list of kernel tables, best last. A row is offered only where the CPU has the
+ * instructions and the operating system saves the registers they use. */
+#include "cpu.h"
+
+#include "martlet.h"
+
+typedef struct {
+    const char *name;
+    const mt_kernels *kernels;
+    int (*is_supported)(void);
+} isa_row;
+
+static int always(void) { return 1; }
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+/* XCR0: the register sets that the operating system saves on a context switch. */
+static unsigned saved_registers(void) {
+    unsigned a, b, c, d, low, high;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c >> 27 & 1)) return 0; /* OSXSAVE */
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return low;
+}
+static int leaf7(unsigned sub, unsigned *b, unsigned *c, unsigned *a) {
+    unsigned d;
+    return __get_cpuid_count(7, sub, a, b, c, &d);
+}
+/* Haswell, Zen and later */
+static int has_avx2(void) {
+    unsigned a, b, c, d, b7, c7, a7;
+    if ((saved_registers() & 6) != 6 || !__get_cpuid(1, &a, &b, &c, &d)) return 0;
+    const int fma = c >> 12 & 1, f16c = c >> 29 & 1;
+    return fma && f16c && leaf7(0, &b7, &c7, &a7) && (b7 >> 5 & 1);
+}
+/* Alder Lake, Zen 5 and later */
+static int has_avxvnni(void) {
+    unsigned b, c, a;
+    return has_avx2() && leaf7(1, &b, &c, &a) && (a >> 4 & 1);
+}
+/* Ice Lake server, Zen 4 and later: F, DQ, BW, VL and VNNI */
+static int has_avx512(void) {
+    unsigned b, c, a;
+    if (!has_avx2() || (saved_registers() & 0xe6) != 0xe6 || !leaf7(0, &b, &c, &a)) return 0;
+    return (b >> 16 & 1) && (b >> 17 & 1) && (b >> 30 & 1) && (b >> 31 & 1) && (c >> 11 & 1);
+}
+#endif
+
+static const isa_row isas[] = {
+    {"scalar", &mt_kernels_scalar, always},
+#if defined(__x86_64__)
+    {"avx2", &mt_kernels_avx2, has_avx2},
+    {"avxvnni", &mt_kernels_avxvnni, has_avxvnni},
+    {"avx512", &mt_kernels_avx512, has_avx512},
+#endif
+};
+enum { N_ISAS = sizeof isas / sizeof isas[0] };
+
+int32_t mt_n_isas(void) { return N_ISAS; }
+const char *mt_isa_name(int32_t isa) { return isa >= 0 && isa < N_ISAS ? isas[isa].name : ""; }
+int32_t mt_isa_supported(int32_t isa) {
+    return isa >= 0 && isa < N_ISAS && isas[isa].is_supported();
+}
+int32_t mt_isa_best(void) {
+    for (int i = N_ISAS - 1; i > 0; i--)
+        if (isas[i].is_supported()) return i;
+    return 0;
+}
+const mt_kernels *mt_isa_kernels(int isa) {
+    return isa >= 0 && isa < N_ISAS ? isas[isa].kernels : NULL;
+}

@@ -1,0 +1,297 @@
+/* Loads a plan (copies, packs weights, allocates everything once) and runs steps of it. */
+#include "engine.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "memory.h"
+#include "pack.h"
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+int32_t mt_abi_version(void) { return MT_ABI_VERSION; }
+
+int64_t mt_sizeof(int32_t which) {
+    static const size_t sizes[] = {sizeof(mt_op),   sizeof(mt_buffer),  sizeof(mt_tensor), sizeof(mt_kv_layer),
+                                   sizeof(mt_plan), sizeof(mt_options), sizeof(mt_step),   sizeof(mt_info)};
+    return which >= 0 && which < 8 ? (int64_t)sizes[which] : -1;
+}
+
+static size_t aligned(size_t n) { return (n + 63) / 64 * 64; }
+
+static void *copied(const void *from, size_t n, size_t size) {
+    void *to = malloc(n * size + 1); /* never zero bytes */
+    return to && n ? memcpy(to, from, n * size) : to;
+}
+
+/* -- weights ---------------------------------------------------------------------------------- */
+
+static int is_matrix(const mt_plan *p, int32_t tensor) {
+    for (int32_t i = 0; i < p->n_ops; i++) {
+        const mt_op *op = &p->ops[i];
+        const int n = op->kind == MT_OP_LINEAR ? 3 : op->kind == MT_OP_EMBED ? 1 : 0;
+        for (int w = 0; w < n; w++)
+            if (op->w[w] == tensor) return 1;
+    }
+    return 0;
+}
+
+typedef struct {
+    mt_engine *e;
+    const mt_tensor *tensors;
+    atomic_llong next; /* tiles of all matrices, in order */
+    int64_t n_tiles;
+} pack_job;
+
+static void pack_tiles(void *raw, int thread) {
+    (void)thread;
+    pack_job *job = raw;
+    for (int64_t i; (i = atomic_fetch_add(&job->next, 1)) < job->n_tiles;) {
+        int32_t t = 0;
+        while (i >= job->e->weights[t].n_tiles) i -= job->e->weights[t++].n_tiles;
+        const mt_weight *w = &job->e->weights[t];
+        mt_pack_tile(w->layout, job->tensors[t].data, w->rows, w->cols, i,
+                     w->packed + (size_t)i * mt_tile_bytes(w->layout, w->cols));
+    }
+}
+
+/* Places every weight in one huge-page buffer; matrices are packed by all threads. */
+static int32_t load_weights(mt_engine *e, const mt_plan *p, char *err) {
+    pack_job job = {.e = e, .tensors = p->tensors};
+    size_t n_bytes = 0;
+    for (int32_t i = 0; i < p->n_tensors; i++) {
+        const mt_tensor *t = &p->tensors[i];
+        mt_weight *w = &e->weights[i];
+        *w = (mt_weight){.format = t->format, .rows = t->rows, .cols = t->cols};
+        if (is_matrix(p, i)) {
+            w->layout = mt_layout_of(t->format);
+            w->n_tiles = (t->rows + MT_TILE_ROWS - 1) / MT_TILE_ROWS;
+            n_bytes += aligned((size_t)w->n_tiles * mt_tile_bytes(w->layout, w->cols));
+        } else {
+            n_bytes += aligned((size_t)t->n_bytes);
+        }
+        job.n_tiles += w->n_tiles;
+    }
+    e->weight_bytes = n_bytes;
+    e->weight_memory = mt_big_alloc(n_bytes);
+    if (!e->weight_memory) return mt_fail(err, "no memory for %zu bytes of weights", n_bytes);
+    uint8_t *at = e->weight_memory;
+    for (int32_t i = 0; i < p->n_tensors; i++) {
+        mt_weight *w = &e->weights[i];
+        if (w->layout) {
+            w->packed = at;
+            at += aligned((size_t)w->n_tiles * mt_tile_bytes(w->layout, w->cols));
+        } else {
+            w->values = memcpy(at, p->tensors[i].data, (size_t)p->tensors[i].n_bytes);
+            at += aligned((size_t)p->tensors[i].n_bytes);
+        }
+    }
+    mt_pool_run(e->pool, pack_tiles, &job);
+    e->n_tokens = INT32_MAX;
+    for (int32_t i = 0; i < p->n_ops; i++)
+        if (e->ops[i].kind == MT_OP_EMBED && e->weights[e->ops[i].w[0]].rows < e->n_tokens)
+            e->n_tokens = e->weights[e->ops[i].w[0]].rows;
+    return 0;
+}
+
+/* -- KV pool, arena, scratch ------------------------------------------------------------------- */
+
+static int32_t load_kv(mt_engine *e, const mt_plan *p, char *err) {
+    const size_t width = e->kv_type == MT_KV_F16 ? 2 : 4, tokens = (size_t)e->block_tokens;
+    for (int32_t i = 0; i < p->n_kv_layers; i++) {
+        mt_kv_region *r = &e->kv[i];
+        r->shape = p->kv_layers[i];
+        r->v_stride = (r->shape.value_dim + 15) / 16 * 16;
+        r->v_offset_bytes = tokens * (size_t)r->shape.head_dim * width;
+        r->head_bytes = aligned(r->v_offset_bytes + tokens * (size_t)r->v_stride * width);
+        r->block_bytes = r->head_bytes * (size_t)r->shape.kv_heads;
+        r->offset = e->kv_bytes;
+        e->kv_bytes += r->block_bytes * (size_t)e->n_blocks;
+        if (r->v_stride > e->max_v_stride) e->max_v_stride = r->v_stride;
+    }
+    e->kv_memory = mt_big_alloc(e->kv_bytes);
+    return e->kv_memory ? 0 : mt_fail(err, "no memory for %zu bytes of KV cache: use a smaller context", e->kv_bytes);
+}
+
+static size_t scratch_layout(mt_engine *e, mt_scratch *s, uint8_t *base) {
+    size_t widest = MT_GLU_CHUNK, head_dim = 16, at = 0;
+    for (int32_t i = 0; i < e->plan.n_buffers; i++)
+        if (e->buffers[i].width > (int32_t)widest) widest = (size_t)e->buffers[i].width;
+    for (int32_t i = 0; i < e->plan.n_kv_layers; i++) {
+        if ((size_t)e->kv[i].shape.head_dim > head_dim) head_dim = (size_t)e->kv[i].shape.head_dim;
+        if ((size_t)e->max_v_stride > widest) widest = (size_t)e->max_v_stride;
+    }
+    const size_t per_row = (size_t)MT_ATTN_MAX_ROWS * (size_t)e->max_v_stride * sizeof(float);
+    struct {
+        void **slot;
+        size_t n_bytes;
+    } parts[] = {{(void **)&s->codes, MT_K_BLOCKS * 1024},
+                 {(void **)&s->scales, MT_K_BLOCKS * 64 * sizeof(float)},
+                 {(void **)&s->mins, MT_K_BLOCKS * 64 * sizeof(float)},
+                 {(void **)&s->acc, MT_COL_CHUNK * MT_TILE_ROWS * sizeof(float)},
+                 {(void **)&s->row, widest * sizeof(float)},
+                 {(void **)&s->attn, mt_attn_scratch((int32_t)head_dim) * sizeof(float)},
+                 {(void **)&s->part, per_row},
+                 {(void **)&s->total, per_row}};
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        *parts[i].slot = base ? base + at : NULL;
+        at += aligned(parts[i].n_bytes);
+    }
+    return at;
+}
+
+static void attention_shape(mt_engine *e) {
+    int group = 1;
+    for (int32_t i = 0; i < e->plan.n_ops; i++) {
+        const mt_op *op = &e->ops[i];
+        if (op->kind != MT_OP_ATTENTION) continue;
+        if (op->i[0] > e->max_heads) e->max_heads = op->i[0];
+        if (op->i[0] / op->i[1] > group) group = op->i[0] / op->i[1];
+    }
+    e->tile_rows = MT_TILE_VECTORS / group > 1 ? MT_TILE_VECTORS / group : 1;
+    e->max_splits = (int32_t)(((int64_t)e->n_blocks * e->block_tokens + MT_SPLIT - 1) / MT_SPLIT);
+    e->split_rows = e->plan.max_rows < MT_SPLIT_ROWS ? e->plan.max_rows : MT_SPLIT_ROWS;
+}
+
+static int32_t load_scratch(mt_engine *e, char *err) {
+    const size_t rows = (size_t)e->plan.max_rows, n = (size_t)e->n_threads;
+    attention_shape(e);
+    mt_scratch none;
+    const size_t per_thread = scratch_layout(e, &none, NULL);
+    const size_t partials = (size_t)e->split_rows * (size_t)e->max_heads * (size_t)e->max_splits *
+                            (size_t)(e->max_v_stride + 2) * sizeof(float);
+    const size_t counters = aligned((size_t)e->plan.n_ops * 2 * sizeof(atomic_int));
+    e->arena_bytes = aligned((size_t)e->plan.arena_bytes);
+    e->scratch_bytes = per_thread * n + aligned(partials) + counters + aligned(rows * 4) +
+                       aligned(rows * sizeof(mt_row_tile));
+    e->arena = mt_big_alloc(e->arena_bytes);
+    uint8_t *at = e->scratch_memory = mt_big_alloc(e->scratch_bytes);
+    if (!e->arena || !at)
+        return mt_fail(err, "no memory for %zu bytes of activations", e->arena_bytes + e->scratch_bytes);
+    for (size_t t = 0; t < n; t++, at += per_thread) scratch_layout(e, &e->scratch[t], at);
+    e->partials = (float *)(void *)at;
+    at += aligned(partials);
+    e->counters = (atomic_int *)(void *)at;
+    at += counters;
+    e->row_seq = (int32_t *)(void *)at;
+    at += aligned(rows * 4);
+    e->tiles = (mt_row_tile *)(void *)at;
+    return 0;
+}
+
+static int32_t create(mt_engine *e, const mt_plan *p, const mt_options *o, char *err) {
+    e->plan = *p;
+    e->block_tokens = o->block_tokens;
+    e->n_blocks = o->n_blocks;
+    e->kv_type = o->kv_type;
+    e->n_threads = o->n_threads;
+    e->isa = o->isa < 0 ? mt_isa_best() : o->isa;
+    e->kernels = mt_isa_kernels(e->isa);
+    if (!e->kernels || !mt_isa_supported(e->isa))
+        return mt_fail(err, "this machine cannot run kernels for %s; its best is %s", mt_isa_name(e->isa),
+                       mt_isa_name(mt_isa_best()));
+    e->ops = copied(p->ops, (size_t)p->n_ops, sizeof *p->ops);
+    e->buffers = copied(p->buffers, (size_t)p->n_buffers, sizeof *p->buffers);
+    e->weights = calloc((size_t)p->n_tensors, sizeof *e->weights);
+    e->kv = calloc((size_t)p->n_kv_layers + 1, sizeof *e->kv);
+    e->scratch = calloc((size_t)o->n_threads, sizeof *e->scratch);
+    e->pool = mt_pool_create(o->n_threads);
+    if (!e->ops || !e->buffers || !e->weights || !e->kv || !e->scratch || !e->pool)
+        return mt_fail(err, "no memory for a plan of %d ops on %d threads", p->n_ops, o->n_threads);
+    e->plan.ops = e->ops;
+    e->plan.buffers = e->buffers;
+    e->plan.tensors = NULL;
+    e->plan.kv_layers = NULL;
+    if (load_weights(e, p, err) || load_kv(e, p, err) || load_scratch(e, err)) return -1;
+    return 0;
+}
+
+mt_engine *mt_engine_create(const mt_plan *plan, const mt_options *options, char *err) {
+    if (mt_check_plan(plan, options, err)) return NULL;
+    mt_engine *e = calloc(1, sizeof *e);
+    if (!e) {
+        mt_fail(err, "no memory");
+        return NULL;
+    }
+    if (create(e, plan, options, err)) {
+        mt_engine_free(e);
+        return NULL;
+    }
+    return e;
+}
+
+void mt_engine_free(mt_engine *e) {
+    if (!e) return;
+    mt_pool_free(e->pool);
+    mt_big_free(e->weight_memory, e->weight_bytes);
+    mt_big_free(e->kv_memory, e->kv_bytes);
+    mt_big_free(e->arena, e->arena_bytes);
+    mt_big_free(e->scratch_memory, e->scratch_bytes);
+    free(e->ops);
+    free(e->buffers);
+    free(e->weights);
+    free(e->kv);
+    free(e->scratch);
+    free(e);
+}
+
+void mt_engine_info(const mt_engine *e, mt_info *info) {
+    *info = (mt_info){.weight_bytes = (int64_t)e->weight_bytes,
+                      .kv_bytes = (int64_t)e->kv_bytes,
+                      .arena_bytes = (int64_t)(e->arena_bytes + e->scratch_bytes),
+                      .n_threads = e->n_threads,
+                      .isa = e->isa};
+}
+
+int32_t mt_engine_copy_block(mt_engine *e, int32_t src, int32_t dst, char *err) {
+    if (src < 0 || dst < 0 || src >= e->n_blocks || dst >= e->n_blocks)
+        return mt_fail(err, "cannot copy block %d to %d, the pool has %d", src, dst, e->n_blocks);
+    for (int32_t i = 0; i < e->plan.n_kv_layers && src != dst; i++) {
+        uint8_t *base = e->kv_memory + e->kv[i].offset;
+        memcpy(base + (size_t)dst * e->kv[i].block_bytes, base + (size_t)src * e->kv[i].block_bytes,
+               e->kv[i].block_bytes);
+    }
+    return 0;
+}
+
+/* -- one step ---------------------------------------------------------------------------------- */
+
+static void lay_out_rows(mt_engine *e, const mt_step *step) {
+    e->n_tiles = 0;
+    for (int32_t seq = 0; seq < step->n_seqs; seq++)
+        for (int32_t r = step->seq_start[seq]; r < step->seq_start[seq + 1];) {
+            const int32_t left = step->seq_start[seq + 1] - r;
+            const int32_t n = left < e->tile_rows ? left : e->tile_rows;
+            e->tiles[e->n_tiles++] = (mt_row_tile){seq, r, n};
+            for (int32_t end = r + n; r < end; r++) e->row_seq[r] = seq;
+        }
+}
+
+/* Denormals cost a hundred cycles each and mean nothing here; every thread flushes them alike. */
+static void walk(void *raw, int thread) {
+    mt_engine *e = raw;
+#if defined(__x86_64__)
+    const unsigned saved = _mm_getcsr();
+    _mm_setcsr(saved | 0x8040);
+#endif
+    for (int32_t i = 0; i < e->plan.n_ops; i++) {
+        mt_op_table[e->ops[i].kind](e, i, thread);
+        mt_pool_barrier(e->pool);
+    }
+#if defined(__x86_64__)
+    _mm_setcsr(saved);
+#endif
+}
+
+int32_t mt_engine_run(mt_engine *e, const mt_step *step, char *err) {
+    if (mt_check_step(e, step, err)) return -1;
+    e->step = step;
+    lay_out_rows(e, step);
+    memset((void *)e->counters, 0, (size_t)e->plan.n_ops * 2 * sizeof *e->counters);
+    mt_pool_run(e->pool, walk, e);
+    e->step = NULL;
+    return 0;
+}

@@ -1,0 +1,110 @@
+/* The loaded model and the state of one running step, shared by engine.c, check.c and ops*.c. */
+#ifndef MT_ENGINE_H
+#define MT_ENGINE_H
+
+#include <stdatomic.h>
+
+#include "cpu.h"
+#include "kernels.h"
+#include "martlet.h"
+#include "threads.h"
+
+enum {
+    MT_K_BLOCKS = 16,     /* blocks of 32 columns unpacked at a time: 16 KB of codes */
+    MT_K_FLOATS = 128,    /* columns of float weights widened at a time */
+    MT_COL_CHUNK = 252,   /* activation rows of one work item: 42 passes of 6 */
+    MT_GLU_CHUNK = 512,   /* values of one work item of an activation */
+    MT_TILE_VECTORS = 24, /* query vectors that one attention item aims at */
+    MT_SPLIT_ROWS = 16    /* rows of a step up to which attention is split over positions */
+};
+
+typedef struct mt_weight {
+    const mt_layout *layout; /* NULL for vectors and tables */
+    int32_t format;
+    int64_t rows, cols;
+    int64_t n_tiles;
+    uint8_t *packed;      /* matrices: tiles */
+    const void *values;   /* vectors (float) and tables (double): a copy in the arena of weights */
+} mt_weight;
+
+typedef struct mt_kv_region {
+    mt_kv_layer shape;
+    size_t offset;      /* bytes from the start of the pool */
+    size_t block_bytes; /* all heads of one block */
+    size_t head_bytes;
+    size_t v_offset_bytes;
+    int32_t v_stride;
+} mt_kv_region;
+
+/* Scratch of one thread. */
+typedef struct mt_scratch {
+    uint8_t *codes;            /* (MT_K_BLOCKS, 8, 2, 64), or widened floats (MT_K_FLOATS, 32) */
+    float *scales, *mins;      /* (MT_K_BLOCKS, 2, 32) */
+    float *acc;                /* (MT_COL_CHUNK, 32) */
+    float *row;                /* (widest buffer) */
+    float *attn;               /* mt_attn_scratch floats */
+    float *part, *total;       /* (MT_ATTN_MAX_ROWS, v_stride) */
+} mt_scratch;
+
+/* A run of rows of one sequence that one attention item takes. */
+typedef struct mt_row_tile {
+    int32_t seq, first, n;
+} mt_row_tile;
+
+struct mt_engine {
+    mt_plan plan;         /* with ops, buffers and kv_layers copied; tensors = NULL */
+    mt_op *ops;
+    mt_buffer *buffers;
+    mt_weight *weights;
+    mt_kv_region *kv;
+    const mt_kernels *kernels;
+    mt_pool *pool;
+    mt_scratch *scratch;  /* one per thread */
+    uint8_t *weight_memory, *kv_memory, *arena, *scratch_memory;
+    size_t weight_bytes, kv_bytes, arena_bytes, scratch_bytes;
+    int32_t block_tokens, n_blocks, kv_type, isa, n_threads;
+    int32_t max_v_stride, max_heads;
+    int64_t n_tokens; /* rows of the embedding table */
+
+    /* the step being run */
+    const mt_step *step;
+    int32_t *row_seq;     /* (max_rows) */
+    mt_row_tile *tiles;   /* (max_rows) */
+    int32_t n_tiles, tile_rows;
+    int32_t split_rows;   /* rows up to which attention may be split */
+    float *partials;      /* (split_rows * heads, splits, v_stride + 2) */
+    int32_t max_splits;
+    atomic_int *counters; /* (n_ops, 2): next work item of each op and phase */
+};
+
+static inline int mt_rows_of(const mt_engine *e, const mt_buffer *b) {
+    return b->rows == MT_ROWS_OUT ? e->step->n_out : e->step->n_rows;
+}
+static inline uint8_t *mt_row(const mt_engine *e, int32_t id, int row) {
+    const mt_buffer *b = &e->buffers[id];
+    if (b->is_logits) return (uint8_t *)(e->step->logits + (size_t)row * (size_t)b->width);
+    return e->arena + b->offset + (int64_t)row * b->row_bytes;
+}
+static inline float *mt_row_f32(const mt_engine *e, int32_t id, int row) {
+    return (float *)(void *)mt_row(e, id, row);
+}
+static inline mt_q8_block *mt_row_q8(const mt_engine *e, int32_t id, int row) {
+    return (mt_q8_block *)(void *)mt_row(e, id, row);
+}
+
+/* Hands out runs of items of op `at`; 0 when none is left. */
+int mt_take(mt_engine *e, int at, int phase, int n_items, int *begin, int *end);
+
+/* Refuses a plan or step that would read or write outside its buffers. 0 on success. */
+int32_t mt_check_plan(const mt_plan *plan, const mt_options *options, char *err);
+int32_t mt_check_step(const mt_engine *e, const mt_step *step, char *err);
+
+/* Every thread calls the op; each takes items until none is left. */
+typedef void mt_op_fn(mt_engine *e, int at, int thread);
+extern mt_op_fn *const mt_op_table[MT_N_OP_KINDS];
+mt_op_fn mt_run_attention;
+mt_op_fn mt_run_linear;
+
+int32_t mt_fail(char *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+#endif

@@ -1,0 +1,35 @@
+/* One translation unit, compiled once per ISA with other flags: -DMT_ISA=scalar, avx2, ... */
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+
+#if defined(__AVX512VNNI__)
+#include "simd_avx512.h"
+#elif defined(__AVX2__)
+#include "simd_avx2.h"
+#else
+#include "simd_scalar.h"
+#endif
+
+#include "kernels.h"
+#include "kernels_matmul.h"
+#include "kernels_rows.h"
+#include "kernels_attention.h"
+
+#define MT_TABLE_NAME2(isa) mt_kernels_##isa
+#define MT_TABLE_NAME(isa) MT_TABLE_NAME2(isa)
+
+const mt_kernels MT_TABLE_NAME(MT_ISA) = {
+    .unpack = unpack,
+    .mm_q8 = mm_q8,
+    .unpack_float = unpack_float,
+    .mm_f32 = mm_f32,
+    .quantize = quantize,
+    .norm = norm,
+    .glu = glu,
+    .add = add,
+    .store_kv = store_kv,
+    .attend_split = attend_split,
+    .attend_merge = attend_merge,
+    .attend_finish = attend_finish,
+};

@@ -1,0 +1,80 @@
+/* The table of loops that exist once per ISA. Every entry computes any part of its output, alone,
+ * without allocating; equal inputs give equal bits in every table (see simd_scalar.h). */
+#ifndef MT_KERNELS_H
+#define MT_KERNELS_H
+
+#include "formats.h"
+
+enum { MT_SPLIT = 256 }; /* positions of one attention split, aligned at absolute multiples */
+
+/* How keys and values of one layer lie in a block of the pool, in elements:
+ * per kv head: K as [token group of 16][head_dim][16 tokens], then V as [token][v_stride]. */
+typedef struct mt_kv_view {
+    const uint8_t *base;    /* block 0 of the layer */
+    size_t block_bytes;     /* one block of the layer, all heads */
+    size_t head_bytes;      /* one kv head inside it */
+    size_t v_offset_bytes;  /* V inside a head */
+    int32_t block_tokens;
+    int32_t head_dim;
+    int32_t value_dim;
+    int32_t v_stride;       /* value_dim rounded up to 16 */
+    int32_t type;           /* mt_kv_type */
+    const int32_t *blocks;  /* block ids of the sequence, by position / block_tokens */
+} mt_kv_view;
+
+/* Query vectors that read the same keys: rows x head group. */
+typedef struct mt_attn_rows {
+    int32_t n;              /* query vectors, at most MT_ATTN_MAX_ROWS */
+    const float *q[64];     /* (head_dim) each */
+    int32_t begin[64];      /* visible positions [begin, end) of each */
+    int32_t end[64];
+    float scale;
+} mt_attn_rows;
+enum { MT_ATTN_MAX_ROWS = 64 };
+
+typedef struct mt_kernels {
+    /* Codes of `n_blocks` blocks from block `b` of a tile, as u8 [block][column group][half][64],
+     * with scales f32 [block][sub][32] and, for formats with a minimum, mins alike. */
+    void (*unpack)(const mt_layout *f, const uint8_t *tile, int64_t b, int n_blocks, uint8_t *codes,
+                   float *scales, float *mins);
+    /* acc[column][32] += products of unpacked blocks with `n_cols` activation rows, in ascending
+     * block order. `x` points at block b of the first row. */
+    void (*mm_q8)(const mt_layout *f, const uint8_t *codes, const float *scales, const float *mins,
+                  int n_blocks, const mt_q8_block *x, size_t x_stride, int n_cols, float *acc);
+    /* Columns k..k + n of a float tile as f32 [n][32]. */
+    void (*unpack_float)(int32_t format, const uint8_t *tile, int64_t k, int n, float *w);
+    /* acc[column][32] += w[k][32] * x[column][k], k ascending. */
+    void (*mm_f32)(const float *w, int n, const float *x, size_t x_stride, int n_cols, float *acc);
+
+    void (*quantize)(const float *x, int n, mt_q8_block *out);
+    /* Per group: out (+)= weight * x / sqrt(mean(x^2) + eps); weight may be NULL or one group long. */
+    void (*norm)(const float *x, const float *weight, int weight_len, int n, int group, float eps,
+                 int accumulate, float *out);
+    void (*glu)(const float *gate, const float *up, int n, int activation, float *out);
+    void (*add)(const float *x, int n, float *out);
+    void (*store_kv)(const float *x, int n, int type, size_t stride, uint8_t *out);
+
+    /* One split of positions: for each query vector r the maximum m[r], the sum l[r] of
+     * exp(score - m) and the weighted values o[r][v_stride]; l = 0 where nothing is visible.
+     * `scratch` holds mt_attn_scratch floats. */
+    void (*attend_split)(const mt_kv_view *kv, const mt_attn_rows *rows, int32_t split, float *m,
+                         float *l, float *o, float *scratch);
+    /* Folds the partial (m, l, o) into the running (big_m, big_l, big_o). */
+    void (*attend_merge)(float m, float l, const float *o, int n, float *big_m, float *big_l,
+                         float *big_o);
+    void (*attend_finish)(const float *o, float l, int n, float *out);
+} mt_kernels;
+
+/* Floats of scratch that attend_split needs: scores, and one group of keys widened. */
+static inline size_t mt_attn_scratch(int32_t head_dim) {
+    return (size_t)MT_ATTN_MAX_ROWS * MT_SPLIT + (size_t)head_dim * 16;
+}
+
+extern const mt_kernels mt_kernels_scalar;
+#if defined(__x86_64__) || defined(_M_X64)
+extern const mt_kernels mt_kernels_avx2;
+extern const mt_kernels mt_kernels_avxvnni;
+extern const mt_kernels mt_kernels_avx512;
+#endif
+
+#endif

@@ -1,0 +1,219 @@
+/* Attention of a group of query vectors over one split of cached positions.
+ *
+ * A row's arithmetic depends on its own visible range alone: scores are sums over head_dim in
+ * ascending order, one lane a position; maxima and sums reduce over 16-lane groups in order;
+ * values are added position by position. Rows of a tile only share the loads. */
+
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+#if MM_COLS == 6
+#define ATTN_DVECS 4
+#else
+#define ATTN_DVECS 2
+#endif
+
+ALWAYS_INLINE vf load_kv(const uint8_t *p, int type, size_t at) {
+    return type == MT_KV_F16 ? vf_load_f16((const uint16_t *)(const void *)p + at)
+                             : vf_load((const float *)(const void *)p + at);
+}
+
+static inline const uint8_t *kv_block(const mt_kv_view *kv, int32_t position) {
+    return kv->base + (size_t)kv->blocks[position / kv->block_tokens] * kv->block_bytes;
+}
+static inline const uint8_t *key_group(const mt_kv_view *kv, int32_t position) {
+    const size_t width = kv->type == MT_KV_F16 ? 2 : 4;
+    const size_t group = (size_t)(position % kv->block_tokens) / 16;
+    return kv_block(kv, position) + group * (size_t)kv->head_dim * 16 * width;
+}
+static inline const uint8_t *value_row(const mt_kv_view *kv, int32_t position) {
+    const size_t width = kv->type == MT_KV_F16 ? 2 : 4;
+    return kv_block(kv, position) + kv->v_offset_bytes +
+           (size_t)(position % kv->block_tokens) * (size_t)kv->v_stride * width;
+}
+
+/* Scores of `n` query vectors against `groups` groups of 16 keys. */
+ALWAYS_INLINE void score_tile(int n, int groups, int type, const uint8_t *const *keys,
+                              int head_dim, const float *const *q, vf scale, float *const *out) {
+    vf sum[ATTN_ROWS][2];
+    for (int r = 0; r < n; r++)
+        for (int g = 0; g < groups; g++) sum[r][g] = vf_set1(0.0f);
+    for (int d = 0; d < head_dim; d++) {
+        vf k[2];
+        for (int g = 0; g < groups; g++) k[g] = load_kv(keys[g], type, (size_t)d * 16);
+#pragma GCC unroll 6
+        for (int r = 0; r < n; r++)
+            for (int g = 0; g < groups; g++) sum[r][g] = vf_fma(k[g], vf_set1(q[r][d]), sum[r][g]);
+    }
+    for (int r = 0; r < n; r++)
+        for (int g = 0; g < groups; g++) vf_store(out[r] + g * 16, vf_mul(sum[r][g], scale));
+}
+
+#if ATTN_ROWS == 6
+#define SCORE_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6)
+#elif ATTN_ROWS == 4
+#define SCORE_ROWS(X) X(1) X(2) X(3) X(4)
+#else
+#define SCORE_ROWS(X) X(1) X(2) X(3)
+#endif
+#define SCORE_CASE(n)                                                                              \
+    case n:                                                                                        \
+        if (groups == 2)                                                                           \
+            score_tile(n, 2, type, keys, head_dim, q, scale, out);                                 \
+        else                                                                                       \
+            score_tile(n, 1, type, keys, head_dim, q, scale, out);                                 \
+        break;
+static void score_f16(int n, int groups, const uint8_t *const *keys, int head_dim,
+                      const float *const *q, vf scale, float *const *out) {
+    enum { type = MT_KV_F16 };
+    switch (n) { SCORE_ROWS(SCORE_CASE) }
+}
+static void score_f32(int n, int groups, const uint8_t *const *keys, int head_dim,
+                      const float *const *q, vf scale, float *const *out) {
+    enum { type = MT_KV_F32 };
+    switch (n) { SCORE_ROWS(SCORE_CASE) }
+}
+
+/* Scores of all rows for the groups at [first, stop), into scores[r][position - split start]. */
+static void score_range(const mt_kv_view *kv, const mt_attn_rows *rows, int32_t start,
+                        int32_t first, int32_t stop, float *scores, float *widened) {
+    const vf scale = vf_set1(rows->scale);
+    const int wide = kv->type == MT_KV_F16 && rows->n > ATTN_ROWS;
+    const int pair = !wide && rows->n * 2 <= 2 * ATTN_ROWS;
+    for (int32_t at = first; at < stop; at += 16) {
+        const uint8_t *keys[2] = {key_group(kv, at), NULL};
+        int groups = 1;
+        if (pair && at + 16 < stop) {
+            keys[1] = key_group(kv, at + 16);
+            groups = 2;
+        }
+        if (wide) { /* many rows: convert the keys once */
+            for (int d = 0; d < kv->head_dim; d++)
+                vf_store(widened + d * 16, load_kv(keys[0], MT_KV_F16, (size_t)d * 16));
+            keys[0] = (const uint8_t *)widened;
+        }
+        for (int r = 0; r < rows->n; r += ATTN_ROWS) {
+            const int n = rows->n - r < ATTN_ROWS ? rows->n - r : ATTN_ROWS;
+            float *out[ATTN_ROWS];
+            for (int i = 0; i < n; i++) out[i] = scores + (size_t)(r + i) * MT_SPLIT + (at - start);
+            if (wide || kv->type == MT_KV_F32)
+                score_f32(n, groups, keys, kv->head_dim, rows->q + r, scale, out);
+            else
+                score_f16(n, groups, keys, kv->head_dim, rows->q + r, scale, out);
+        }
+        at += 16 * (groups - 1);
+    }
+}
+
+/* Turns the scores of one row into weights; those outside [begin, end) become 0. */
+static void softmax_row(float *s, int32_t n, int32_t begin, int32_t end, float *m, float *l) {
+    for (int32_t t = 0; t < begin; t++) s[t] = -INFINITY;
+    for (int32_t t = end; t < n; t++) s[t] = -INFINITY;
+    vf top = vf_set1(-INFINITY), sum = vf_set1(0.0f);
+    for (int32_t t = 0; t < n; t += 16) top = vf_max(vf_load(s + t), top);
+    *m = vf_hmax(top);
+    for (int32_t t = 0; t < n; t += 16) {
+        const vf p = vf_exp(vf_sub(vf_load(s + t), vf_set1(*m)));
+        vf_store(s + t, p);
+        sum = vf_add(sum, p);
+    }
+    *l = vf_hsum(sum);
+}
+
+/* o[r][16 dvecs from d] = sum over positions of p[r] * value, for n rows. */
+ALWAYS_INLINE void value_tile(int n, int dvecs, int type, const mt_kv_view *kv, int32_t start,
+                              int32_t first, int32_t stop, int d, const float *p, float *o) {
+    vf sum[ATTN_ROWS][ATTN_DVECS];
+    for (int r = 0; r < n; r++)
+        for (int j = 0; j < dvecs; j++) sum[r][j] = vf_set1(0.0f);
+    const size_t stride = (size_t)kv->v_stride * (type == MT_KV_F16 ? 2 : 4);
+    int32_t at = first;
+    while (at < stop) { /* runs of positions inside one block */
+        int32_t run = at - at % kv->block_tokens + kv->block_tokens;
+        if (run > stop) run = stop;
+        const uint8_t *v = value_row(kv, at);
+        for (; at < run; at++, v += stride) {
+            vf value[ATTN_DVECS];
+            for (int j = 0; j < dvecs; j++) value[j] = load_kv(v, type, (size_t)(d + 16 * j));
+#pragma GCC unroll 6
+            for (int r = 0; r < n; r++) {
+                const vf weight = vf_set1(p[(size_t)r * MT_SPLIT + (size_t)(at - start)]);
+                for (int j = 0; j < dvecs; j++) sum[r][j] = vf_fma(value[j], weight, sum[r][j]);
+            }
+        }
+    }
+    for (int r = 0; r < n; r++)
+        for (int j = 0; j < dvecs; j++) vf_store(o + r * kv->v_stride + d + 16 * j, sum[r][j]);
+}
+
+#define VALUE_CASE(n)                                                                              \
+    case n:                                                                                        \
+        if (dvecs == ATTN_DVECS)                                                                   \
+            value_tile(n, ATTN_DVECS, type, kv, start, first, stop, d, p, o);                      \
+        else                                                                                       \
+            value_tile(n, 1, type, kv, start, first, stop, d, p, o);                               \
+        break;
+static void value_f16(int n, int dvecs, const mt_kv_view *kv, int32_t start, int32_t first,
+                      int32_t stop, int d, const float *p, float *o) {
+    enum { type = MT_KV_F16 };
+    switch (n) { SCORE_ROWS(VALUE_CASE) }
+}
+static void value_f32(int n, int dvecs, const mt_kv_view *kv, int32_t start, int32_t first,
+                      int32_t stop, int d, const float *p, float *o) {
+    enum { type = MT_KV_F32 };
+    switch (n) { SCORE_ROWS(VALUE_CASE) }
+}
+
+static void attend_split(const mt_kv_view *kv, const mt_attn_rows *rows, int32_t split, float *m,
+                         float *l, float *o, float *scratch) {
+    const int32_t start = split * MT_SPLIT;
+    int32_t begin[MT_ATTN_MAX_ROWS], end[MT_ATTN_MAX_ROWS], low = INT32_MAX, high = 0;
+    for (int r = 0; r < rows->n; r++) {
+        begin[r] = rows->begin[r] > start ? rows->begin[r] : start;
+        end[r] = rows->end[r] < start + MT_SPLIT ? rows->end[r] : start + MT_SPLIT;
+        if (begin[r] >= end[r]) continue;
+        if (begin[r] < low) low = begin[r];
+        if (end[r] > high) high = end[r];
+    }
+    for (int r = 0; r < rows->n; r++) l[r] = 0.0f;
+    if (low >= high) return;
+    const int32_t first = low / 16 * 16, stop = (high + 15) / 16 * 16;
+    float *scores = scratch, *widened = scratch + (size_t)MT_ATTN_MAX_ROWS * MT_SPLIT;
+    score_range(kv, rows, start, first, stop, scores, widened);
+    for (int r = 0; r < rows->n; r++) {
+        float *s = scores + (size_t)r * MT_SPLIT + (first - start);
+        if (begin[r] < end[r])
+            softmax_row(s, stop - first, begin[r] - first, end[r] - first, &m[r], &l[r]);
+        else
+            memset(s, 0, (size_t)(stop - first) * sizeof(float));
+    }
+    for (int r = 0; r < rows->n; r += ATTN_ROWS) {
+        const int n = rows->n - r < ATTN_ROWS ? rows->n - r : ATTN_ROWS;
+        const float *p = scores + (size_t)r * MT_SPLIT;
+        float *out = o + (size_t)r * (size_t)kv->v_stride;
+        for (int d = 0; d < kv->v_stride;) {
+            const int dvecs = kv->v_stride - d >= 16 * ATTN_DVECS ? ATTN_DVECS : 1;
+            if (kv->type == MT_KV_F16)
+                value_f16(n, dvecs, kv, start, low, high, d, p, out);
+            else
+                value_f32(n, dvecs, kv, start, low, high, d, p, out);
+            d += 16 * dvecs;
+        }
+    }
+}
+
+static void attend_merge(float m, float l, const float *o, int n, float *big_m, float *big_l,
+                         float *big_o) {
+    if (l == 0.0f) return;
+    const float top = *big_m > m ? *big_m : m;
+    float weights[16] = {*big_m - top, m - top};
+    vf_store(weights, vf_exp(vf_load(weights)));
+    const vf old = vf_set1(weights[0]), new = vf_set1(weights[1]);
+    for (int i = 0; i < n; i += 16)
+        vf_store(big_o + i, vf_fma(vf_load(o + i), new, vf_mul(vf_load(big_o + i), old)));
+    *big_l = fmaf(l, weights[1], *big_l * weights[0]);
+    *big_m = top;
+}
+
+static void attend_finish(const float *o, float l, int n, float *out) {
+    const vf inverse = vf_set1(1.0f / l);
+    for (int i = 0; i < n; i += 16) store_part(out + i, vf_mul(load_part(o + i, 16), inverse), n - i);
+}

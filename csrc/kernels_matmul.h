@@ -1,0 +1,253 @@
+/* Matrix products on packed tiles, written once against the primitives of simd_*.h.
+ *
+ * The law: the sum over the columns of one (row, token) is taken block by block in ascending
+ * order, each block as one exact integer sum, whatever the number of tokens. */
+#include "formats.h"
+
+#define ALWAYS static inline __attribute__((always_inline))
+
+/* Column group g (4 columns) of one 16-row half of a block. */
+ALWAYS vb load_codes(int kind, const uint8_t *codes, int half, int g) {
+    const uint8_t *n4 = codes + half * 256;
+    switch (kind) {
+    case MT_CODES_B8: return vb_load(codes + half * 512 + g * 64);
+    case MT_CODES_P2: return vb_pair(vb_load(codes + half * 128 + g / 4 * 64), g & 3, 0);
+    case MT_CODES_P2H1: {
+        vb low = vb_pair(vb_load(codes + half * 128 + g / 4 * 64), g & 3, 0);
+        return vb_or_bit(low, vb_load(codes + 256 + half * 64), g, 4);
+    }
+    default: break;
+    }
+    vb packed = vb_load(n4 + (g & 3) * 64);
+    vb low = g < 4 ? vb_low4(packed) : vb_high4(packed);
+    if (kind == MT_CODES_N4H1) return vb_or_bit(low, vb_load(codes + 512 + half * 64), g, 16);
+    if (kind == MT_CODES_N4P2)
+        return vb_or(low, vb_pair(vb_load(codes + 512 + half * 128 + g / 4 * 64), g & 3, 4));
+    return low;
+}
+
+ALWAYS void unpack_codes(int kind, int is_lookup, const uint8_t *block, uint8_t *out) {
+    for (int half = 0; half < 2; half++) {
+#pragma GCC unroll 8
+        for (int g = 0; g < 8; g++) {
+            vb v = load_codes(kind, block, half, g);
+            if (is_lookup) v = vb_lookup16(v, mt_iq4_values);
+            vb_store(out + (g * 2 + half) * 64, v);
+        }
+    }
+}
+
+ALWAYS void unpack_scales(const mt_layout *f, const uint8_t *scale, const uint8_t *header,
+                          float *scales, float *mins) {
+    const uint16_t *d = (const uint16_t *)(const void *)header;
+    for (int half = 0; half < 2; half++) {
+        const int at = half * 16;
+        if (f->scales == MT_SCALES_D || f->scales == MT_SCALES_DM) {
+            const uint16_t *legacy = (const uint16_t *)(const void *)scale;
+            vf_store(scales + at, vf_load_f16(legacy + at));
+            if (f->scales == MT_SCALES_DM) vf_store(mins + at, vf_load_f16(legacy + 32 + at));
+            continue;
+        }
+        const vf super_d = vf_load_f16(d + at);
+        for (int sub = 0; sub < f->n_sub; sub++) {
+            const uint8_t *s = scale + sub * 32 + at;
+            vf_store(scales + sub * 32 + at,
+                     vf_mul(super_d, f->is_signed_s ? vf_load_i8(s) : vf_load_u8(s)));
+            if (f->scales == MT_SCALES_SM) {
+                vf m = vf_mul(vf_load_f16(d + 32 + at), vf_load_u8(s + f->n_sub * 32));
+                vf_store(mins + sub * 32 + at, vf_sub(vf_set1(0.0f), m));
+            }
+        }
+    }
+}
+
+#define UNPACK_CASE(kind, lookup)                                                                  \
+    for (int i = 0; i < n_blocks; i++)                                                             \
+        unpack_codes(kind, lookup, tile + mt_block_offset(f, b + i), codes + (size_t)i * 1024);    \
+    break
+
+static void unpack(const mt_layout *f, const uint8_t *tile, int64_t b, int n_blocks,
+                   uint8_t *codes, float *scales, float *mins) {
+    switch (f->codes) {
+    case MT_CODES_N4:
+        if (f->is_lookup) {
+            UNPACK_CASE(MT_CODES_N4, 1);
+        }
+        UNPACK_CASE(MT_CODES_N4, 0);
+    case MT_CODES_N4H1: UNPACK_CASE(MT_CODES_N4H1, 0);
+    case MT_CODES_N4P2: UNPACK_CASE(MT_CODES_N4P2, 0);
+    case MT_CODES_P2: UNPACK_CASE(MT_CODES_P2, 0);
+    case MT_CODES_P2H1: UNPACK_CASE(MT_CODES_P2H1, 0);
+    default: UNPACK_CASE(MT_CODES_B8, 0);
+    }
+    const size_t code_bytes = mt_code_bytes(f->codes);
+    for (int i = 0; i < n_blocks; i++) {
+        const uint8_t *scale = tile + mt_block_offset(f, b + i) + code_bytes;
+        const size_t at = (size_t)i * (size_t)f->n_sub * 32;
+        unpack_scales(f, scale, tile + mt_header_offset(f, b + i), scales + at, mins + at);
+    }
+}
+
+/* -bias * sum(q), from -8 * sum(q). */
+ALWAYS int32_t biased_start(int32_t n8, int bias) {
+    return bias == 0 ? 0 : bias == 4 ? n8 / 2 : n8 * (bias / 8);
+}
+
+/* COLS columns x HALVES halves of a tile. All attributes but the pointers are compile-time. */
+ALWAYS void mm_tile(int cols, int halves, int n_sub, int has_min, int bias, const uint8_t *codes,
+                    const float *scales, const float *mins, int n_blocks, const mt_q8_block *x,
+                    size_t x_stride, float *acc) {
+    vf sum[MM_HALVES][MM_COLS];
+    for (int h = 0; h < halves; h++)
+        for (int c = 0; c < cols; c++) sum[h][c] = vf_load(acc + c * 32 + h * 16);
+    const int wide = bias == 128 && !SIMD_HAS_DPBUSD;
+    for (int b = 0; b < n_blocks; b++) {
+#pragma GCC unroll 2
+        for (int sub = 0; sub < n_sub; sub++) {
+            vi dot[MM_HALVES][MM_COLS];
+#pragma GCC unroll 6
+            for (int c = 0; c < cols; c++) {
+                const mt_q8_block *xb = (const mt_q8_block *)(const void *)((const char *)x + (size_t)c * x_stride) + b;
+                const int32_t n8 = n_sub == 1 ? xb->n8 : xb->nh8[sub];
+                const vi start = vi_set1(wide ? 0 : biased_start(n8, bias));
+#pragma GCC unroll 2
+                for (int h = 0; h < halves; h++) dot[h][c] = start;
+            }
+#pragma GCC unroll 8
+            for (int g = 0; g < 8 / n_sub; g++) {
+                vb w[MM_HALVES];
+#pragma GCC unroll 2
+                for (int h = 0; h < halves; h++)
+                    w[h] = vb_load(codes + ((sub * 4 + g) * 2 + h) * 64);
+#pragma GCC unroll 6
+                for (int c = 0; c < cols; c++) {
+                    const mt_q8_block *xb = (const mt_q8_block *)(const void *)((const char *)x + (size_t)c * x_stride) + b;
+                    const int8_t *q = xb->q + (sub * 4 + g) * 4;
+#pragma GCC unroll 2
+                    for (int h = 0; h < halves; h++) {
+#if SIMD_HAS_DPBUSD
+                        dot[h][c] = vi_dot(dot[h][c], w[h], q);
+#else
+                        dot[h][c] = wide ? vi_dot_wide(dot[h][c], w[h], q)
+                                         : vi_dot(dot[h][c], w[h], q);
+#endif
+                    }
+                }
+            }
+#pragma GCC unroll 2
+            for (int h = 0; h < halves; h++) {
+                const vf dw = vf_load(scales + sub * 32 + h * 16);
+                const vf mw = has_min ? vf_load(mins + sub * 32 + h * 16) : dw;
+#pragma GCC unroll 6
+                for (int c = 0; c < cols; c++) {
+                    const mt_q8_block *xb = (const mt_q8_block *)(const void *)((const char *)x + (size_t)c * x_stride) + b;
+                    sum[h][c] = vf_fma(vf_mul(dw, vf_set1(xb->d)), vf_from_i32(dot[h][c]), sum[h][c]);
+                    if (has_min)
+                        sum[h][c] = vf_fma(mw, vf_set1(n_sub == 1 ? xb->ds : xb->dh[sub]), sum[h][c]);
+                }
+            }
+        }
+        codes += 1024;
+        scales += 32 * n_sub;
+        mins += 32 * n_sub;
+    }
+    for (int h = 0; h < halves; h++)
+        for (int c = 0; c < cols; c++) vf_store(acc + c * 32 + h * 16, sum[h][c]);
+}
+
+typedef void mm_tile_fn(const uint8_t *, const float *, const float *, int, const mt_q8_block *,
+                        size_t, float *);
+
+/* One function per (bias class, columns): name, n_sub, has_min, bias. */
+#define MM_CLASSES(X)                                                                              \
+    X(b0m, 1, 1, 0) X(b8, 1, 0, 8) X(b16, 1, 0, 16) X(b128, 1, 0, 128) X(b32s, 2, 0, 32)           \
+    X(b4s, 2, 0, 4) X(b0ms, 2, 1, 0)
+#define MM_FUNCTION(name, cols, n_sub, has_min, bias)                                              \
+    static void mm_##name##_##cols(const uint8_t *codes, const float *scales, const float *mins,   \
+                                   int n_blocks, const mt_q8_block *x, size_t x_stride,            \
+                                   float *acc) {                                                   \
+        for (int h = 0; h < 2; h += MM_HALVES)                                                     \
+            mm_tile(cols, MM_HALVES, n_sub, has_min, bias, codes + h * 64, scales + h * 16,        \
+                    mins + h * 16, n_blocks, x, x_stride, acc + h * 16);                           \
+    }
+#if MM_COLS == 6
+#define MM_EACH_COLS(X, ...) X(1, __VA_ARGS__) X(2, __VA_ARGS__) X(3, __VA_ARGS__) X(4, __VA_ARGS__) X(5, __VA_ARGS__) X(6, __VA_ARGS__)
+#elif MM_COLS == 4
+#define MM_EACH_COLS(X, ...) X(1, __VA_ARGS__) X(2, __VA_ARGS__) X(3, __VA_ARGS__) X(4, __VA_ARGS__)
+#else
+#define MM_EACH_COLS(X, ...) X(1, __VA_ARGS__) X(2, __VA_ARGS__) X(3, __VA_ARGS__)
+#endif
+#define MM_DEFINE(cols, name, n_sub, has_min, bias) MM_FUNCTION(name, cols, n_sub, has_min, bias)
+#define MM_DEFINE_CLASS(name, n_sub, has_min, bias) MM_EACH_COLS(MM_DEFINE, name, n_sub, has_min, bias)
+MM_CLASSES(MM_DEFINE_CLASS)
+#define MM_NAME(cols, name) mm_##name##_##cols,
+
+typedef struct {
+    int n_sub, has_min, bias;
+    mm_tile_fn *by_cols[MM_COLS];
+} mm_class;
+#define MM_ROW(name, n_sub, has_min, bias) {n_sub, has_min, bias, {MM_EACH_COLS(MM_NAME, name)}},
+static const mm_class mm_classes[] = {MM_CLASSES(MM_ROW)};
+
+static const mm_class *mm_class_of(const mt_layout *f) {
+    for (size_t i = 0; i < sizeof mm_classes / sizeof mm_classes[0]; i++) {
+        const mm_class *c = &mm_classes[i];
+        if (c->n_sub == f->n_sub && c->has_min == mt_has_min(f) && c->bias == f->bias) return c;
+    }
+    return 0; /* unreachable: every row of the layout table has a class (checked by the op tests) */
+}
+
+static void mm_q8(const mt_layout *f, const uint8_t *codes, const float *scales, const float *mins,
+                  int n_blocks, const mt_q8_block *x, size_t x_stride, int n_cols, float *acc) {
+    const mm_class *class = mm_class_of(f);
+    /* passes of almost equal width, so that 7 columns are 4 + 3 and not 6 + 1 */
+    const int passes = (n_cols + MM_COLS - 1) / MM_COLS;
+    for (int p = 0, c = 0; p < passes; p++) {
+        const int cols = (n_cols - c + passes - p - 1) / (passes - p);
+        class->by_cols[cols - 1](codes, scales, mins, n_blocks,
+                                 (const mt_q8_block *)(const void *)((const char *)x + (size_t)c * x_stride),
+                                 x_stride, acc + c * 32);
+        c += cols;
+    }
+}
+
+static void unpack_float(int32_t format, const uint8_t *tile, int64_t k, int n, float *w) {
+    for (int i = 0; i < n * 32; i += 16) {
+        const int64_t at = k * 32 + i;
+        if (format == 0)
+            vf_store(w + i, vf_load((const float *)(const void *)tile + at));
+        else if (format == 1)
+            vf_store(w + i, vf_load_f16((const uint16_t *)(const void *)tile + at));
+        else
+            vf_store(w + i, vf_load_bf16((const uint16_t *)(const void *)tile + at));
+    }
+}
+
+ALWAYS void mm_f32_tile(int cols, const float *w, int n, const float *x, size_t x_stride,
+                        float *acc) {
+    vf sum[2][MM_COLS];
+    for (int h = 0; h < 2; h++)
+        for (int c = 0; c < cols; c++) sum[h][c] = vf_load(acc + c * 32 + h * 16);
+    for (int k = 0; k < n; k++)
+        for (int h = 0; h < 2; h++) {
+            const vf wk = vf_load(w + k * 32 + h * 16);
+#pragma GCC unroll 6
+            for (int c = 0; c < cols; c++)
+                sum[h][c] = vf_fma(wk, vf_set1(x[(size_t)c * x_stride + (size_t)k]), sum[h][c]);
+        }
+    for (int h = 0; h < 2; h++)
+        for (int c = 0; c < cols; c++) vf_store(acc + c * 32 + h * 16, sum[h][c]);
+}
+
+#define MM_F32_CASE(cols, unused)                                                                  \
+    case cols: mm_f32_tile(cols, w, n, x + (size_t)c * x_stride, x_stride, acc + c * 32); break;
+
+static void mm_f32(const float *w, int n, const float *x, size_t x_stride, int n_cols,
+                   float *acc) {
+    const int passes = (n_cols + MM_COLS - 1) / MM_COLS;
+    for (int p = 0, c = 0; p < passes; p++) {
+        const int cols = (n_cols - c + passes - p - 1) / (passes - p);
+        switch (cols) { MM_EACH_COLS(MM_F32_CASE, 0) }
+        c += cols;
+    }
+}

@@ -1,0 +1,114 @@
+/* Loops over the values of one row: quantize, norm, activation, add. Written once against simd_*.h.
+ *
+ * Tails shorter than 16 lanes go through a zero-padded copy, so lanes reduce in one fixed order. */
+#include "martlet.h"
+
+static inline vf load_part(const float *p, int n) {
+    if (n >= 16) return vf_load(p);
+    float part[16] = {0};
+    memcpy(part, p, (size_t)n * sizeof(float));
+    return vf_load(part);
+}
+
+static inline void store_part(float *p, vf a, int n) {
+    if (n >= 16) {
+        vf_store(p, a);
+        return;
+    }
+    float part[16];
+    vf_store(part, a);
+    memcpy(p, part, (size_t)n * sizeof(float));
+}
+
+/* exp by 2^n * p(r), |r| <= ln2 / 2, Taylor to the 7th power (relative error below 2e-7);
+ * exactly 0 below -87, which is where attention puts masked scores. */
+static inline vf vf_exp(vf x) {
+    const vf low = vf_set1(-87.0f);
+    const vf a = vf_min(vf_max(x, low), vf_set1(88.0f));
+    const vi n = vf_round_i32(vf_mul(a, vf_set1(1.44269504f)));
+    const vf nf = vf_from_i32(n);
+    vf r = vf_fma(nf, vf_set1(-0.693145752f), a); /* ln 2 in two parts, the first exact in n * part */
+    r = vf_fma(nf, vf_set1(-1.42860677e-6f), r);
+    static const float taylor[] = {1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24,
+                                   1.0f / 6,    0.5f,       1.0f,       1.0f};
+    vf p = vf_set1(taylor[0]);
+    for (int i = 1; i < 8; i++) p = vf_fma(p, r, vf_set1(taylor[i]));
+    return vf_select_lt(x, low, vf_set1(0.0f), vf_scale2(p, n));
+}
+
+static void quantize(const float *x, int n, mt_q8_block *out) {
+    for (int b = 0; b < n / 32; b++, x += 32, out++) {
+        const vf x0 = vf_load(x), x1 = vf_load(x + 16);
+        const float amax = vf_hmax(vf_max(vf_abs(x0), vf_abs(x1)));
+        const float inverse = amax > 0.0f ? 127.0f / amax : 0.0f;
+        const vi q0 = vf_round_i32(vf_mul(x0, vf_set1(inverse)));
+        const vi q1 = vf_round_i32(vf_mul(x1, vf_set1(inverse)));
+        vi_store_i8(out->q, q0);
+        vi_store_i8(out->q + 16, q1);
+        const int32_t h0 = vi_hsum(q0), h1 = vi_hsum(q1);
+        const float d = amax / 127.0f;
+        out->d = d;
+        out->ds = d * (float)(h0 + h1);
+        out->n8 = -8 * (h0 + h1);
+        out->nh8[0] = -8 * h0;
+        out->nh8[1] = -8 * h1;
+        out->dh[0] = d * (float)h0;
+        out->dh[1] = d * (float)h1;
+        out->pad = 0;
+    }
+}
+
+static void norm(const float *x, const float *weight, int weight_len, int n, int group, float eps,
+                 int accumulate, float *out) {
+    for (int at = 0; at < n; at += group) {
+        vf squares = vf_set1(0.0f);
+        for (int i = 0; i < group; i += 16) {
+            const vf v = load_part(x + at + i, group - i);
+            squares = vf_fma(v, v, squares);
+        }
+        const float mean = vf_hsum(squares) / (float)group;
+        const vf scale = vf_set1(1.0f / sqrtf(mean + eps));
+        const float *w = weight ? weight + (weight_len == n ? at : 0) : NULL;
+        for (int i = 0; i < group; i += 16) {
+            vf y = vf_mul(load_part(x + at + i, group - i), scale);
+            if (w) y = vf_mul(y, load_part(w + i, group - i));
+            if (accumulate) y = vf_add(load_part(out + at + i, group - i), y);
+            store_part(out + at + i, y, group - i);
+        }
+    }
+}
+
+/* silu(g) = g / (1 + exp(-g)); gelu_tanh(g) = g / (1 + exp(-2 z)), z = sqrt(2/pi) (g + 0.044715 g^3),
+ * because (1 + tanh z) / 2 is the logistic function of 2 z. */
+static void glu(const float *gate, const float *up, int n, int activation, float *out) {
+    const vf one = vf_set1(1.0f);
+    for (int i = 0; i < n; i += 16) {
+        const vf g = load_part(gate + i, n - i);
+        vf z = g;
+        if (activation == MT_ACT_GELU_TANH) {
+            const vf cubic = vf_fma(vf_mul(vf_mul(g, g), g), vf_set1(0.044715f), g);
+            z = vf_mul(cubic, vf_set1(1.5957691216f)); /* 2 sqrt(2 / pi) */
+        }
+        const vf e = vf_exp(vf_sub(vf_set1(0.0f), z));
+        const vf y = vf_mul(vf_div(g, vf_add(one, e)), load_part(up + i, n - i));
+        store_part(out + i, y, n - i);
+    }
+}
+
+static void add(const float *x, int n, float *out) {
+    for (int i = 0; i < n; i += 16)
+        store_part(out + i, vf_add(load_part(out + i, n - i), load_part(x + i, n - i)), n - i);
+}
+
+/* Half precision saturates: an infinite key would poison every later row through 0 * inf. */
+static void store_kv(const float *x, int n, int type, size_t stride, uint8_t *out) {
+    for (int i = 0; i < n; i++) {
+        if (type == MT_KV_F32) {
+            memcpy(out + (size_t)i * stride * 4, x + i, 4);
+            continue;
+        }
+        const float v = x[i] > 65504.0f ? 65504.0f : x[i] < -65504.0f ? -65504.0f : x[i];
+        const uint16_t half = f32_to_f16(v);
+        memcpy(out + (size_t)i * stride * 2, &half, 2);
+    }
+}

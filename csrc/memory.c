@@ -1,0 +1,46 @@
+/* Anonymous maps aligned to 2 MB with MADV_HUGEPAGE: one TLB entry then covers what 512 did. */
+#if defined(__linux__)
+#define _GNU_SOURCE
+#endif
+#include "memory.h"
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+
+enum { HUGE_PAGE = 2 << 20 };
+
+static size_t mapped_bytes(size_t n_bytes) {
+    return (n_bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+}
+
+void *mt_big_alloc(size_t n_bytes) {
+    const size_t wanted = mapped_bytes(n_bytes ? n_bytes : 1), total = wanted + HUGE_PAGE;
+    if (wanted < n_bytes || total < wanted) return NULL;
+    uint8_t *map = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (map == MAP_FAILED) return NULL;
+    uint8_t *start = (uint8_t *)(((uintptr_t)map + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
+    if (start > map) munmap(map, (size_t)(start - map));
+    munmap(start + wanted, total - wanted - (size_t)(start - map));
+    madvise(start, wanted, MADV_HUGEPAGE); /* a wish: small pages work as well */
+    return start;
+}
+
+void mt_big_free(void *p, size_t n_bytes) {
+    if (p) munmap(p, mapped_bytes(n_bytes ? n_bytes : 1));
+}
+#else
+void *mt_big_alloc(size_t n_bytes) {
+    void *p = NULL;
+    if (posix_memalign(&p, 64, n_bytes ? n_bytes : 64)) return NULL;
+    return memset(p, 0, n_bytes);
+}
+
+void mt_big_free(void *p, size_t n_bytes) {
+    (void)n_bytes;
+    free(p);
+}
+#endif

@@ -1,0 +1,11 @@
+/* Large zeroed buffers, backed by huge pages where the system gives them. */
+#ifndef MT_MEMORY_H
+#define MT_MEMORY_H
+
+#include <stddef.h>
+
+/* NULL when out of memory; aligned to 64 bytes at least. */
+void *mt_big_alloc(size_t n_bytes);
+void mt_big_free(void *p, size_t n_bytes);
+
+#endif

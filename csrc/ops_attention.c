@@ -1,0 +1,145 @@
+/* Attention over the paged pool: one work item is a run of rows of one sequence times one kv head,
+ * and, while rows are few, one split of its positions.
+ *
+ * Both ways compute the same splits and fold them in the same ascending order, so how the work was
+ * cut never shows in the result. */
+#include <math.h>
+
+#include "engine.h"
+
+typedef struct {
+    mt_kv_view kv;
+    mt_attn_rows rows;
+    int32_t low, high; /* positions that any of the rows sees */
+    int kv_head, group;
+} item_view;
+
+static void view_item(const mt_engine *e, const mt_op *op, int item, item_view *v) {
+    const int heads = op->i[0], kv_heads = op->i[1], window = op->i[5];
+    const mt_kv_region *region = &e->kv[op->i[4]];
+    const mt_row_tile tile = e->tiles[item / kv_heads];
+    v->kv_head = item % kv_heads;
+    v->group = heads / kv_heads;
+    v->kv = (mt_kv_view){
+        .base = e->kv_memory + region->offset + (size_t)v->kv_head * region->head_bytes,
+        .block_bytes = region->block_bytes,
+        .head_bytes = region->head_bytes,
+        .v_offset_bytes = region->v_offset_bytes,
+        .block_tokens = e->block_tokens,
+        .head_dim = region->shape.head_dim,
+        .value_dim = region->shape.value_dim,
+        .v_stride = region->v_stride,
+        .type = e->kv_type,
+        .blocks = e->step->block_table + (size_t)tile.seq * (size_t)e->step->table_width,
+    };
+    v->rows.n = tile.n * v->group;
+    v->rows.scale = op->f[0];
+    v->low = INT32_MAX;
+    v->high = 0;
+    for (int r = 0; r < v->rows.n; r++) {
+        const int row = tile.first + r / v->group, head = v->kv_head * v->group + r % v->group;
+        const int32_t position = e->step->positions[row];
+        v->rows.q[r] = mt_row_f32(e, op->in[0], row) + head * region->shape.head_dim;
+        v->rows.begin[r] = window && position >= window ? position - window + 1 : 0;
+        v->rows.end[r] = position + 1;
+        if (v->rows.begin[r] < v->low) v->low = v->rows.begin[r];
+        if (v->rows.end[r] > v->high) v->high = v->rows.end[r];
+    }
+}
+
+/* Writes head `r` of the item to its row, quantized where the plan asks for it. */
+static void finish_row(mt_engine *e, const mt_op *op, int item, const item_view *v, int r,
+                       const float *o, float l, float *scratch) {
+    const mt_row_tile tile = e->tiles[item / op->i[1]];
+    const int row = tile.first + r / v->group;
+    const int col = (v->kv_head * v->group + r % v->group) * v->kv.value_dim;
+    if (e->buffers[op->out].kind == MT_BUF_F32) {
+        e->kernels->attend_finish(o, l, v->kv.value_dim, mt_row_f32(e, op->out, row) + col);
+        return;
+    }
+    e->kernels->attend_finish(o, l, v->kv.value_dim, scratch);
+    e->kernels->quantize(scratch, v->kv.value_dim, mt_row_q8(e, op->out, row) + col / MT_BLOCK);
+}
+
+static void whole_item(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {
+    item_view v;
+    view_item(e, op, item, &v);
+    const int stride = v.kv.v_stride;
+    float m[MT_ATTN_MAX_ROWS], l[MT_ATTN_MAX_ROWS];
+    float big_m[MT_ATTN_MAX_ROWS], big_l[MT_ATTN_MAX_ROWS];
+    for (int r = 0; r < v.rows.n; r++) {
+        big_m[r] = -INFINITY;
+        big_l[r] = 0.0f;
+        for (int i = 0; i < stride; i++) s->total[r * stride + i] = 0.0f;
+    }
+    for (int32_t split = v.low / MT_SPLIT; split * MT_SPLIT < v.high; split++) {
+        e->kernels->attend_split(&v.kv, &v.rows, split, m, l, s->part, s->attn);
+        for (int r = 0; r < v.rows.n; r++)
+            e->kernels->attend_merge(m[r], l[r], s->part + r * stride, stride, &big_m[r], &big_l[r],
+                                     s->total + r * stride);
+    }
+    for (int r = 0; r < v.rows.n; r++)
+        finish_row(e, op, item, &v, r, s->total + r * stride, big_l[r], s->row);
+}
+
+/* Partial of query vector r of an item: | o[v_stride] | m | l |. */
+static float *partial(const mt_engine *e, const mt_op *op, int item, const item_view *v, int r,
+                      int32_t split) {
+    const mt_row_tile tile = e->tiles[item / op->i[1]];
+    const size_t row = (size_t)(tile.first + r / v->group);
+    const size_t head = (size_t)(v->kv_head * v->group + r % v->group);
+    const size_t index = (row * (size_t)op->i[0] + head) * (size_t)e->max_splits + (size_t)split;
+    return e->partials + index * (size_t)(e->max_v_stride + 2);
+}
+
+static void split_item(mt_engine *e, const mt_op *op, int item, int32_t split, mt_scratch *s) {
+    item_view v;
+    view_item(e, op, item, &v);
+    if (split < v.low / MT_SPLIT || split * MT_SPLIT >= v.high) return;
+    const int stride = v.kv.v_stride;
+    float m[MT_ATTN_MAX_ROWS], l[MT_ATTN_MAX_ROWS];
+    e->kernels->attend_split(&v.kv, &v.rows, split, m, l, s->part, s->attn);
+    for (int r = 0; r < v.rows.n; r++) {
+        float *to = partial(e, op, item, &v, r, split);
+        for (int i = 0; i < stride; i++) to[i] = s->part[r * stride + i];
+        to[e->max_v_stride] = m[r];
+        to[e->max_v_stride + 1] = l[r];
+    }
+}
+
+static void merge_item(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {
+    item_view v;
+    view_item(e, op, item, &v);
+    const int stride = v.kv.v_stride;
+    for (int r = 0; r < v.rows.n; r++) {
+        float big_m = -INFINITY, big_l = 0.0f;
+        for (int i = 0; i < stride; i++) s->total[i] = 0.0f;
+        for (int32_t split = v.low / MT_SPLIT; split * MT_SPLIT < v.high; split++) {
+            const float *from = partial(e, op, item, &v, r, split);
+            e->kernels->attend_merge(from[e->max_v_stride], from[e->max_v_stride + 1], from, stride,
+                                     &big_m, &big_l, s->total);
+        }
+        finish_row(e, op, item, &v, r, s->total, big_l, s->row);
+    }
+}
+
+void mt_run_attention(mt_engine *e, int at, int thread) {
+    const mt_op *op = &e->ops[at];
+    mt_scratch *s = &e->scratch[thread];
+    const int n_items = e->n_tiles * op->i[1];
+    int32_t longest = 0;
+    for (int r = 0; r < e->step->n_rows; r++)
+        if (e->step->positions[r] >= longest) longest = e->step->positions[r] + 1;
+    const int splits = (longest + MT_SPLIT - 1) / MT_SPLIT;
+    int begin, end;
+    if (splits < 2 || e->step->n_rows > e->split_rows || n_items >= 8 * e->n_threads) {
+        while (mt_take(e, at, 0, n_items, &begin, &end))
+            for (int i = begin; i < end; i++) whole_item(e, op, i, s);
+        return;
+    }
+    while (mt_take(e, at, 0, n_items * splits, &begin, &end))
+        for (int i = begin; i < end; i++) split_item(e, op, i / splits, i % splits, s);
+    mt_pool_barrier(e->pool);
+    while (mt_take(e, at, 1, n_items, &begin, &end))
+        for (int i = begin; i < end; i++) merge_item(e, op, i, s);
+}

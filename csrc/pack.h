@@ -1,0 +1,14 @@
+/* File blocks -> packed tiles, and one row back to floats (embedding rows of tied weights). */
+#ifndef MT_PACK_H
+#define MT_PACK_H
+
+#include "formats.h"
+
+/* Packs rows [32 * tile, 32 * tile + 32) of a weight; rows past `rows` become zeros. */
+void mt_pack_tile(const mt_layout *f, const uint8_t *raw, int64_t rows, int64_t cols, int64_t tile,
+                  uint8_t *out);
+/* Row `row` of packed tiles, as cols floats: exactly the value that the file's format defines. */
+void mt_unpack_row(const mt_layout *f, const uint8_t *packed, int64_t cols, int64_t row,
+                   float *out);
+
+#endif

@@ -1,0 +1,185 @@
+/* Sixteen-lane primitives on AVX2 + FMA + F16C, and on AVX-VNNI; meaning in simd_scalar.h. */
+#ifndef MT_SIMD_H
+#define MT_SIMD_H
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __AVXVNNI__
+#define SIMD_HAS_DPBUSD 1
+#else
+#define SIMD_HAS_DPBUSD 0 /* vpmaddubsw saturates above codes of 127: those take vi_dot_wide */
+#endif
+#define MM_COLS 3
+#define MM_HALVES 1
+#define ATTN_ROWS 3
+
+typedef struct {
+    __m256 a, b;
+} vf;
+typedef struct {
+    __m256i a, b;
+} vi;
+typedef struct {
+    __m256i a, b;
+} vb;
+
+#define VF2(expr_a, expr_b) ((vf){(expr_a), (expr_b)})
+#define VI2(expr_a, expr_b) ((vi){(expr_a), (expr_b)})
+#define VB2(expr_a, expr_b) ((vb){(expr_a), (expr_b)})
+
+static inline vf vf_load(const float *p) { return VF2(_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)); }
+static inline void vf_store(float *p, vf x) {
+    _mm256_storeu_ps(p, x.a);
+    _mm256_storeu_ps(p + 8, x.b);
+}
+static inline vf vf_set1(float x) { return VF2(_mm256_set1_ps(x), _mm256_set1_ps(x)); }
+static inline vf vf_add(vf x, vf y) { return VF2(_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)); }
+static inline vf vf_sub(vf x, vf y) { return VF2(_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)); }
+static inline vf vf_mul(vf x, vf y) { return VF2(_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)); }
+static inline vf vf_div(vf x, vf y) { return VF2(_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)); }
+static inline vf vf_fma(vf x, vf y, vf z) {
+    return VF2(_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b));
+}
+static inline vf vf_max(vf x, vf y) { return VF2(_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)); }
+static inline vf vf_min(vf x, vf y) { return VF2(_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)); }
+static inline vf vf_abs(vf x) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    return VF2(_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b));
+}
+static inline vf vf_select_lt(vf x, vf limit, vf a, vf b) {
+    return VF2(_mm256_blendv_ps(b.a, a.a, _mm256_cmp_ps(x.a, limit.a, _CMP_LT_OQ)),
+               _mm256_blendv_ps(b.b, a.b, _mm256_cmp_ps(x.b, limit.b, _CMP_LT_OQ)));
+}
+static inline vi vf_round_i32(vf x) { return VI2(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)); }
+static inline vf vf_from_i32(vi x) { return VF2(_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)); }
+static inline __m256 mt_scale2(__m256 x, __m256i n) {
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(n, 23)));
+}
+static inline vf vf_scale2(vf x, vi n) { return VF2(mt_scale2(x.a, n.a), mt_scale2(x.b, n.b)); }
+static inline __m256 mt_load_f16(const uint16_t *p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+}
+static inline vf vf_load_f16(const uint16_t *p) { return VF2(mt_load_f16(p), mt_load_f16(p + 8)); }
+static inline void vf_store_f16(uint16_t *p, vf x) {
+    _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128((__m128i *)(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
+}
+static inline float f16_to_f32(uint16_t h) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h))); }
+static inline uint16_t f32_to_f16(float f) {
+    return (uint16_t)_mm_extract_epi16(_mm_cvtps_ph(_mm_set_ss(f), _MM_FROUND_TO_NEAREST_INT), 0);
+}
+static inline __m256 mt_load_bf16(const uint16_t *p) {
+    __m256i w = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(w, 16));
+}
+static inline vf vf_load_bf16(const uint16_t *p) { return VF2(mt_load_bf16(p), mt_load_bf16(p + 8)); }
+static inline __m256 mt_load_u8(const uint8_t *p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+static inline __m256 mt_load_i8(const uint8_t *p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+static inline vf vf_load_u8(const uint8_t *p) { return VF2(mt_load_u8(p), mt_load_u8(p + 8)); }
+static inline vf vf_load_i8(const uint8_t *p) { return VF2(mt_load_i8(p), mt_load_i8(p + 8)); }
+/* The same folding as simd_scalar.h: 8+8, 4+4, 2+2, 1+1. */
+static inline float vf_hsum(vf x) {
+    __m256 h = _mm256_add_ps(x.a, x.b);
+    __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+static inline float vf_hmax(vf x) {
+    __m256 h = _mm256_max_ps(x.a, x.b);
+    __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_max_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+
+static inline vi vi_set1(int32_t x) { return VI2(_mm256_set1_epi32(x), _mm256_set1_epi32(x)); }
+static inline vi vi_load(const int32_t *p) {
+    return VI2(_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)(p + 8)));
+}
+static inline int32_t vi_hsum(vi x) {
+    __m256i h = _mm256_add_epi32(x.a, x.b);
+    __m128i q = _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+    q = _mm_add_epi32(q, _mm_shuffle_epi32(q, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(q, _mm_shuffle_epi32(q, 0xb1)));
+}
+static inline void vi_store_i8(int8_t *p, vi x) {
+    int32_t lanes[16];
+    _mm256_storeu_si256((__m256i *)lanes, x.a);
+    _mm256_storeu_si256((__m256i *)(lanes + 8), x.b);
+    for (int l = 0; l < 16; l++) p[l] = (int8_t)lanes[l];
+}
+#if SIMD_HAS_DPBUSD
+static inline vi vi_dot(vi acc, vb w, const int8_t *x) {
+    int32_t x4;
+    memcpy(&x4, x, 4);
+    __m256i v = _mm256_set1_epi32(x4);
+    return VI2(_mm256_dpbusd_avx_epi32(acc.a, w.a, v), _mm256_dpbusd_avx_epi32(acc.b, w.b, v));
+}
+#else
+static inline __m256i mt_dot(__m256i acc, __m256i u, __m256i s) {
+    __m256i pairs = _mm256_maddubs_epi16(u, s); /* exact while 2 * u * 127 < 32768 */
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+static inline vi vi_dot(vi acc, vb w, const int8_t *x) {
+    int32_t x4;
+    memcpy(&x4, x, 4);
+    __m256i v = _mm256_set1_epi32(x4);
+    return VI2(mt_dot(acc.a, w.a, v), mt_dot(acc.b, w.b, v));
+}
+/* |w| * (x with w's sign): 2 * 128 * 127 still fits into int16. */
+static inline __m256i mt_dot_wide(__m256i acc, __m256i u, __m256i s) {
+    __m256i w = _mm256_xor_si256(u, _mm256_set1_epi8((char)0x80));
+    return mt_dot(acc, _mm256_abs_epi8(w), _mm256_sign_epi8(s, w));
+}
+static inline vi vi_dot_wide(vi acc, vb w, const int8_t *x) {
+    int32_t x4;
+    memcpy(&x4, x, 4);
+    __m256i v = _mm256_set1_epi32(x4);
+    return VI2(mt_dot_wide(acc.a, w.a, v), mt_dot_wide(acc.b, w.b, v));
+}
+#endif
+
+static inline vb vb_load(const uint8_t *p) {
+    return VB2(_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)(p + 32)));
+}
+static inline void vb_store(uint8_t *p, vb x) {
+    _mm256_storeu_si256((__m256i *)p, x.a);
+    _mm256_storeu_si256((__m256i *)(p + 32), x.b);
+}
+static inline vb vb_low4(vb x) {
+    const __m256i m = _mm256_set1_epi8(15);
+    return VB2(_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m));
+}
+static inline vb vb_high4(vb x) {
+    return vb_low4(VB2(_mm256_srli_epi16(x.a, 4), _mm256_srli_epi16(x.b, 4)));
+}
+static inline __m256i mt_or_bit(__m256i x, __m256i mask, int bit, int value) {
+    __m256i b = _mm256_set1_epi8((char)(1 << bit));
+    __m256i set = _mm256_cmpeq_epi8(_mm256_and_si256(mask, b), b);
+    return _mm256_or_si256(x, _mm256_and_si256(set, _mm256_set1_epi8((char)value)));
+}
+static inline vb vb_or_bit(vb x, vb mask, int bit, int value) {
+    return VB2(mt_or_bit(x.a, mask.a, bit, value), mt_or_bit(x.b, mask.b, bit, value));
+}
+static inline __m256i mt_pair(__m256i x, int pair, int to) {
+    int shift = 2 * pair - to;
+    __m256i moved = shift > 0 ? _mm256_srli_epi16(x, shift) : _mm256_slli_epi16(x, -shift);
+    return _mm256_and_si256(moved, _mm256_set1_epi8((char)(3 << to)));
+}
+static inline vb vb_pair(vb x, int pair, int to) {
+    return VB2(mt_pair(x.a, pair, to), mt_pair(x.b, pair, to));
+}
+static inline vb vb_or(vb x, vb y) {
+    return VB2(_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b));
+}
+static inline vb vb_lookup16(vb index, const uint8_t *table) {
+    __m256i t = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table));
+    return VB2(_mm256_shuffle_epi8(t, index.a), _mm256_shuffle_epi8(t, index.b));
+}
+
+#endif

@@ -1,0 +1,105 @@
+/* Sixteen-lane primitives on AVX-512 (F, BW, VL, DQ, VNNI); see simd_scalar.h for their meaning. */
+#ifndef MT_SIMD_H
+#define MT_SIMD_H
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+#define SIMD_HAS_DPBUSD 1
+#define MM_COLS 6
+#define MM_HALVES 2
+#define ATTN_ROWS 6
+
+typedef __m512 vf;
+typedef __m512i vi;
+typedef __m512i vb;
+
+static inline vf vf_load(const float *p) { return _mm512_loadu_ps(p); }
+static inline void vf_store(float *p, vf a) { _mm512_storeu_ps(p, a); }
+static inline vf vf_set1(float x) { return _mm512_set1_ps(x); }
+static inline vf vf_add(vf a, vf b) { return _mm512_add_ps(a, b); }
+static inline vf vf_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
+static inline vf vf_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
+static inline vf vf_div(vf a, vf b) { return _mm512_div_ps(a, b); }
+static inline vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+static inline vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
+static inline vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
+static inline vf vf_abs(vf a) { return _mm512_abs_ps(a); }
+static inline vf vf_select_lt(vf x, vf limit, vf a, vf b) {
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, limit, _CMP_LT_OQ), b, a);
+}
+static inline vi vf_round_i32(vf a) { return _mm512_cvtps_epi32(a); }
+static inline vf vf_from_i32(vi a) { return _mm512_cvtepi32_ps(a); }
+static inline vf vf_scale2(vf x, vi n) {
+    return _mm512_castsi512_ps(
+        _mm512_add_epi32(_mm512_castps_si512(x), _mm512_slli_epi32(n, 23)));
+}
+static inline vf vf_load_f16(const uint16_t *p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+}
+static inline void vf_store_f16(uint16_t *p, vf a) {
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+}
+static inline float f16_to_f32(uint16_t h) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h))); }
+static inline uint16_t f32_to_f16(float f) {
+    return (uint16_t)_mm_extract_epi16(_mm_cvtps_ph(_mm_set_ss(f), _MM_FROUND_TO_NEAREST_INT), 0);
+}
+static inline vf vf_load_bf16(const uint16_t *p) {
+    __m512i w = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
+}
+static inline vf vf_load_u8(const uint8_t *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+static inline vf vf_load_i8(const uint8_t *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+/* The same folding as simd_scalar.h: 8+8, 4+4, 2+2, 1+1. */
+static inline float vf_hsum(vf a) {
+    __m256 h = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+static inline float vf_hmax(vf a) {
+    __m256 h = _mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_max_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+
+static inline vi vi_set1(int32_t x) { return _mm512_set1_epi32(x); }
+static inline vi vi_load(const int32_t *p) { return _mm512_loadu_si512(p); }
+static inline int32_t vi_hsum(vi a) { return _mm512_reduce_add_epi32(a); }
+static inline void vi_store_i8(int8_t *p, vi a) {
+    _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(a));
+}
+static inline vi vi_dot(vi acc, vb a, const int8_t *x) {
+    int32_t x4;
+    memcpy(&x4, x, 4);
+    return _mm512_dpbusd_epi32(acc, a, _mm512_set1_epi32(x4));
+}
+
+static inline vb vb_load(const uint8_t *p) { return _mm512_loadu_si512(p); }
+static inline void vb_store(uint8_t *p, vb a) { _mm512_storeu_si512(p, a); }
+static inline vb vb_low4(vb a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
+static inline vb vb_high4(vb a) {
+    return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15));
+}
+static inline vb vb_or_bit(vb a, vb mask, int bit, int value) {
+    __mmask64 set = _mm512_test_epi8_mask(mask, _mm512_set1_epi8((char)(1 << bit)));
+    return _mm512_mask_add_epi8(a, set, a, _mm512_set1_epi8((char)value));
+}
+static inline vb vb_pair(vb a, int pair, int to) {
+    int shift = 2 * pair - to;
+    vb moved = shift > 0 ? _mm512_srli_epi16(a, (unsigned)shift) : _mm512_slli_epi16(a, (unsigned)-shift);
+    return _mm512_and_si512(moved, _mm512_set1_epi8((char)(3 << to)));
+}
+static inline vb vb_or(vb a, vb b) { return _mm512_or_si512(a, b); }
+static inline vb vb_lookup16(vb index, const uint8_t *table) {
+    __m128i t = _mm_loadu_si128((const __m128i *)table);
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(t), index);
+}
+
+#endif

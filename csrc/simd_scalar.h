@@ -1,0 +1,240 @@
+/* Sixteen-lane primitives in plain C: the meaning of every primitive, and the baseline build.
+ *
+ * The same names exist in simd_avx2.h and simd_avx512.h. A lane of one primitive computes exactly
+ * the same IEEE operation in all of them, so kernels written against these names give equal bits.
+ */
+#ifndef MT_SIMD_H
+#define MT_SIMD_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define SIMD_HAS_DPBUSD 1 /* dot products of u8 x s8 are exact for every u8 */
+#define MM_COLS 4         /* columns of one matmul tile */
+#define MM_HALVES 1       /* 16-row halves of the 32-row weight tile taken together */
+#define ATTN_ROWS 4       /* query rows that share one load of a key or value */
+
+typedef struct {
+    float v[16];
+} vf;
+typedef struct {
+    int32_t v[16];
+} vi;
+typedef struct {
+    uint8_t v[64];
+} vb;
+
+#define LANES for (int l = 0; l < 16; l++)
+#define BYTES for (int l = 0; l < 64; l++)
+
+static inline vf vf_load(const float *p) {
+    vf r;
+    memcpy(&r, p, sizeof r);
+    return r;
+}
+static inline void vf_store(float *p, vf a) { memcpy(p, &a, sizeof a); }
+static inline vf vf_set1(float x) {
+    vf r;
+    LANES r.v[l] = x;
+    return r;
+}
+static inline vf vf_add(vf a, vf b) {
+    LANES a.v[l] += b.v[l];
+    return a;
+}
+static inline vf vf_sub(vf a, vf b) {
+    LANES a.v[l] -= b.v[l];
+    return a;
+}
+static inline vf vf_mul(vf a, vf b) {
+    LANES a.v[l] *= b.v[l];
+    return a;
+}
+static inline vf vf_div(vf a, vf b) {
+    LANES a.v[l] /= b.v[l];
+    return a;
+}
+static inline vf vf_fma(vf a, vf b, vf c) {
+    LANES c.v[l] = fmaf(a.v[l], b.v[l], c.v[l]);
+    return c;
+}
+/* As x86: the second operand where the comparison is false or unordered. */
+static inline vf vf_max(vf a, vf b) {
+    LANES a.v[l] = a.v[l] > b.v[l] ? a.v[l] : b.v[l];
+    return a;
+}
+static inline vf vf_min(vf a, vf b) {
+    LANES a.v[l] = a.v[l] < b.v[l] ? a.v[l] : b.v[l];
+    return a;
+}
+static inline vf vf_abs(vf a) {
+    LANES a.v[l] = fabsf(a.v[l]);
+    return a;
+}
+/* a where x < limit, else b */
+static inline vf vf_select_lt(vf x, vf limit, vf a, vf b) {
+    LANES b.v[l] = x.v[l] < limit.v[l] ? a.v[l] : b.v[l];
+    return b;
+}
+static inline vi vf_round_i32(vf a) {
+    vi r;
+    LANES r.v[l] = (int32_t)rintf(a.v[l]);
+    return r;
+}
+static inline vf vf_from_i32(vi a) {
+    vf r;
+    LANES r.v[l] = (float)a.v[l];
+    return r;
+}
+/* x * 2^n for normal results */
+static inline vf vf_scale2(vf x, vi n) {
+    LANES {
+        uint32_t bits;
+        memcpy(&bits, &x.v[l], 4);
+        bits += (uint32_t)n.v[l] << 23;
+        memcpy(&x.v[l], &bits, 4);
+    }
+    return x;
+}
+
+static inline float f16_to_f32(uint16_t h) {
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, exp = (h >> 10) & 31, man = h & 0x3ff, bits;
+    float f;
+    if (exp == 31) {
+        bits = sign | 0x7f800000u | (man << 13);
+    } else if (exp) {
+        bits = sign | ((exp + 112) << 23) | (man << 13);
+    } else {
+        f = (float)man * 0x1p-24f;
+        memcpy(&bits, &f, 4);
+        bits |= sign;
+    }
+    memcpy(&f, &bits, 4);
+    return f;
+}
+/* Round to nearest even, overflow to infinity, NaN kept quiet. */
+static inline uint16_t f32_to_f16(float f) {
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    uint16_t sign = (uint16_t)((bits >> 16) & 0x8000);
+    uint32_t a = bits & 0x7fffffffu;
+    if (a > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | ((a >> 13) & 0x3ffu));
+    if (a >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u);
+    if (a < 0x38800000u) { /* subnormal half: round by adding a power of two */
+        float x, magic = 0.5f;
+        memcpy(&x, &a, 4);
+        x += magic;
+        memcpy(&a, &x, 4);
+        return (uint16_t)(sign | (a - 0x3f000000u));
+    }
+    a += 0xc8000fffu + ((a >> 13) & 1);
+    return (uint16_t)(sign | (a >> 13));
+}
+
+static inline vf vf_load_f16(const uint16_t *p) {
+    vf r;
+    LANES r.v[l] = f16_to_f32(p[l]);
+    return r;
+}
+static inline void vf_store_f16(uint16_t *p, vf a) { LANES p[l] = f32_to_f16(a.v[l]); }
+static inline vf vf_load_bf16(const uint16_t *p) {
+    vf r;
+    LANES {
+        uint32_t bits = (uint32_t)p[l] << 16;
+        memcpy(&r.v[l], &bits, 4);
+    }
+    return r;
+}
+static inline vf vf_load_u8(const uint8_t *p) {
+    vf r;
+    LANES r.v[l] = (float)p[l];
+    return r;
+}
+static inline vf vf_load_i8(const uint8_t *p) {
+    vf r;
+    LANES r.v[l] = (float)(int8_t)p[l];
+    return r;
+}
+/* Sum and maximum of the lanes, folding halves: 8+8, 4+4, 2+2, 1+1. */
+static inline float vf_hsum(vf a) {
+    for (int n = 8; n; n /= 2)
+        for (int l = 0; l < n; l++) a.v[l] += a.v[l + n];
+    return a.v[0];
+}
+static inline float vf_hmax(vf a) {
+    for (int n = 8; n; n /= 2)
+        for (int l = 0; l < n; l++) a.v[l] = a.v[l] > a.v[l + n] ? a.v[l] : a.v[l + n];
+    return a.v[0];
+}
+
+static inline vi vi_set1(int32_t x) {
+    vi r;
+    LANES r.v[l] = x;
+    return r;
+}
+static inline vi vi_load(const int32_t *p) {
+    vi r;
+    memcpy(&r, p, sizeof r);
+    return r;
+}
+static inline int32_t vi_hsum(vi a) {
+    int32_t s = 0;
+    LANES s += a.v[l];
+    return s;
+}
+/* the low byte of every lane */
+static inline void vi_store_i8(int8_t *p, vi a) { LANES p[l] = (int8_t)a.v[l]; }
+/* lane l: acc + sum over j < 4 of u8 a[4 l + j] * s8 x[j] */
+static inline vi vi_dot(vi acc, vb a, const int8_t *x) {
+    LANES {
+        int32_t s = 0;
+        for (int j = 0; j < 4; j++) s += (int32_t)a.v[4 * l + j] * x[j];
+        acc.v[l] += s;
+    }
+    return acc;
+}
+/* as vi_dot with a - 128 in place of a */
+static inline vi vi_dot_wide(vi acc, vb a, const int8_t *x) {
+    LANES {
+        int32_t s = 0;
+        for (int j = 0; j < 4; j++) s += ((int32_t)a.v[4 * l + j] - 128) * x[j];
+        acc.v[l] += s;
+    }
+    return acc;
+}
+
+static inline vb vb_load(const uint8_t *p) {
+    vb r;
+    memcpy(&r, p, sizeof r);
+    return r;
+}
+static inline void vb_store(uint8_t *p, vb a) { memcpy(p, &a, sizeof a); }
+static inline vb vb_low4(vb a) {
+    BYTES a.v[l] &= 15;
+    return a;
+}
+static inline vb vb_high4(vb a) {
+    BYTES a.v[l] >>= 4;
+    return a;
+}
+/* a | value where bit `bit` of mask is set */
+static inline vb vb_or_bit(vb a, vb mask, int bit, int value) {
+    BYTES if (mask.v[l] >> bit & 1) a.v[l] |= (uint8_t)value;
+    return a;
+}
+/* the two bits of each byte at 2 * pair, moved to bit `to` */
+static inline vb vb_pair(vb a, int pair, int to) {
+    BYTES a.v[l] = (uint8_t)((a.v[l] >> 2 * pair & 3) << to);
+    return a;
+}
+static inline vb vb_or(vb a, vb b) {
+    BYTES a.v[l] |= b.v[l];
+    return a;
+}
+static inline vb vb_lookup16(vb index, const uint8_t *table) {
+    BYTES index.v[l] = table[index.v[l]];
+    return index;
+}
+
+#endif

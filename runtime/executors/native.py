@@ -1,0 +1,223 @@
+"""The C executor: one call per step. The only file that knows the native library.
+
+Owns: finding and checking the library, handing over plan and weights, the errors that come back.
+Must not know: models, scheduler, or how C computes an op.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from cffi import FFI
+
+from ...quant.formats import FORMATS
+from ..errors import ModelError
+from ..machine import choose_threads
+from ..ops import ABI_VERSION, BUFFER_DTYPE, KV_LAYER_DTYPE, OP_DTYPE, KvType
+from ..plan import Plan, PlanTensor
+from ..step import Step
+from ..weights import WeightSource
+
+_LIBRARIES = ("libmartlet.so", "libmartlet.dylib", "martlet.dll")
+_F64 = 28  # MT_F64 of martlet.h
+_STRUCTS = ("mt_op", "mt_buffer", "mt_tensor", "mt_kv_layer", "mt_plan", "mt_options", "mt_step")
+
+
+class NativeUnavailable(ModelError):
+    """The native library is not there, or was built for another version of this package."""
+
+
+def _library_path() -> str:
+    folder = importlib.resources.files(__package__)
+    for name in _LIBRARIES:
+        path = folder.joinpath(name)
+        if path.is_file():
+            return str(path)
+    raise NativeUnavailable("the native library was not built; install a C compiler and reinstall")
+
+
+def _declarations() -> str:
+    """The plain declarations of martlet.h, which is installed beside the library."""
+    header = importlib.resources.files(__package__).joinpath("martlet.h").read_text()
+    match = re.search(r"cffi begins ---- \*/(.*)/\* ---- cffi ends", header, re.DOTALL)
+    if match is None:
+        raise NativeUnavailable("martlet.h has no marked declarations; reinstall the package")
+    return match.group(1)
+
+
+class Library:
+    """The opened library and its declarations; refused where the two sides differ in layout."""
+
+    def __init__(self) -> None:
+        path = _library_path()
+        self.ffi = FFI()
+        self.ffi.cdef(_declarations())
+        try:
+            self.lib: Any = self.ffi.dlopen(path)
+        except OSError as error:
+            raise NativeUnavailable(f"{path} does not load: {error}") from None
+        self._check_layout()
+
+    def _check_layout(self) -> None:
+        found = self.lib.mt_abi_version()
+        if found != ABI_VERSION:
+            raise NativeUnavailable(
+                f"the native library has interface {found}, this package {ABI_VERSION}; reinstall"
+            )
+        for which, name in enumerate(_STRUCTS):
+            there, here = self.lib.mt_sizeof(which), self.ffi.sizeof(name)
+            if there != here:
+                raise NativeUnavailable(f"{name} has {there} bytes in C, {here} here; reinstall")
+        for name, dtype in zip(
+            ("mt_op", "mt_buffer", "mt_kv_layer"), (OP_DTYPE, BUFFER_DTYPE, KV_LAYER_DTYPE), strict=True
+        ):
+            if self.ffi.sizeof(name) != dtype.itemsize:
+                raise NativeUnavailable(
+                    f"{name} has {self.ffi.sizeof(name)} bytes in C, {dtype.itemsize} in NumPy"
+                )
+
+    def isas(self) -> Iterator[tuple[str, bool]]:
+        """Every instruction set the library was built for, and whether this machine has it."""
+        for i in range(self.lib.mt_n_isas()):
+            yield self._name(i), bool(self.lib.mt_isa_supported(i))
+
+    def best_isa(self) -> str:
+        return self._name(self.lib.mt_isa_best())
+
+    def isa_index(self, name: str | None) -> int:
+        """The index of a named ISA; None reads MARTLET_ISA, then takes the best."""
+        name = name or os.environ.get("MARTLET_ISA")
+        if not name:
+            return int(self.lib.mt_isa_best())
+        names = dict(self.isas())
+        if name not in names:
+            raise ModelError(f"there are no kernels for ISA {name!r}; there are: {', '.join(names)}")
+        if not names[name]:
+            raise ModelError(
+                f"this machine cannot run kernels for {name}; its best is {self.best_isa()}"
+            )
+        return list(names).index(name)
+
+    def _name(self, isa: int) -> str:
+        return self.ffi.string(self.lib.mt_isa_name(isa)).decode()
+
+
+class NativeExecutor:
+    name = "native"
+
+    def __init__(
+        self,
+        plan: Plan,
+        weights: WeightSource,
+        *,
+        block_tokens: int = 32,
+        n_blocks: int,
+        kv_type: KvType = KvType.F16,
+        n_threads: int | None = None,
+        isa: str | None = None,
+    ) -> None:
+        self.max_rows = plan.max_rows
+        self.block_tokens = block_tokens
+        self.n_blocks = n_blocks
+        self._logits_width = plan.vocab_size
+        self._library = Library()
+        self._ffi, self._lib = self._library.ffi, self._library.lib
+        self.isa_index = self._library.isa_index(isa)
+        self.n_threads = n_threads or choose_threads().count
+        options = self._ffi.new(
+            "mt_options *", (self.n_threads, self.isa_index, block_tokens, n_blocks, int(kv_type), 0)
+        )
+        self._error = self._ffi.new("char[]", self._lib.MT_ERR_BYTES)
+        plan_c, keep = self._plan(plan, weights)
+        self._engine = self._lib.mt_engine_create(plan_c, options, self._error)
+        del keep  # C has copied or repacked everything
+        if not self._engine:
+            raise ModelError(self._message())
+        info = self._ffi.new("mt_info *")
+        self._lib.mt_engine_info(self._engine, info)
+        self.weight_bytes, self.kv_bytes = info.weight_bytes, info.kv_bytes
+        self.arena_bytes = info.arena_bytes
+
+    @property
+    def isa(self) -> str:
+        return list(self._library.isas())[self.isa_index][0]
+
+    def run(self, step: Step) -> np.ndarray:
+        logits = np.empty((len(step.out_rows), self._logits_width), np.float32)
+        record = self._ffi.new("mt_step *")
+        record.n_rows, record.n_out = len(step.tokens), len(step.out_rows)
+        record.n_seqs, record.table_width = step.block_table.shape
+        for field in ("tokens", "positions", "seq_start", "block_table", "out_rows"):
+            setattr(record, field, self._ints(getattr(step, field)))
+        record.logits = self._ffi.from_buffer("float[]", logits)
+        self._check(self._lib.mt_engine_run(self._live(), record, self._error))
+        return logits
+
+    def copy_block(self, src: int, dst: int) -> None:
+        self._check(self._lib.mt_engine_copy_block(self._live(), src, dst, self._error))
+
+    def close(self) -> None:
+        if self._engine:
+            self._lib.mt_engine_free(self._engine)
+            self._engine = None
+
+    def __del__(self) -> None:
+        if getattr(self, "_engine", None):
+            self.close()
+
+    # -- handing over -----------------------------------------------------------------------
+
+    def _plan(self, plan: Plan, weights: WeightSource) -> tuple[Any, list[Any]]:
+        """The mt_plan, and what must stay alive while C reads it."""
+        new, cast = self._ffi.new, self._ffi.from_buffer
+        ops, buffers, kv_layers = plan.op_records(), plan.buffer_records(), plan.kv_records()
+        tensors = new("mt_tensor[]", len(plan.tensors))
+        keep: list[Any] = [ops, buffers, kv_layers, tensors]
+        for record, tensor in zip(tensors, plan.tensors, strict=True):
+            fmt, values = _tensor_bytes(tensor, weights)
+            data = cast(values)
+            record.format, record.n_bytes, record.data = fmt, values.nbytes, data
+            record.rows = tensor.shape[0] if len(tensor.shape) == 2 else 1
+            record.cols = tensor.shape[-1]
+            keep += [values, data]
+        record = new("mt_plan *")
+        record.n_ops, record.n_buffers = len(plan.ops), len(plan.buffers)
+        record.n_tensors, record.n_kv_layers = len(plan.tensors), len(plan.kv_layers)
+        record.max_rows, record.arena_bytes = plan.max_rows, plan.arena_bytes
+        record.ops = cast("mt_op[]", ops)
+        record.buffers = cast("mt_buffer[]", buffers)
+        record.kv_layers = cast("mt_kv_layer[]", kv_layers)
+        record.tensors = tensors
+        return record, keep
+
+    def _ints(self, values: np.ndarray) -> Any:
+        """A pointer into an int32 array; the step keeps the array alive during the call."""
+        if values.dtype != np.int32 or not values.flags.c_contiguous:
+            raise ModelError(f"step arrays are contiguous int32, not {values.dtype}")
+        return self._ffi.cast("int32_t *", values.ctypes.data)
+
+    def _live(self) -> Any:
+        if not self._engine:
+            raise ModelError("the executor is closed")
+        return self._engine
+
+    def _check(self, status: int) -> None:
+        if status:
+            raise ModelError(self._message())
+
+    def _message(self) -> str:
+        return self._ffi.string(self._error).decode(errors="replace")
+
+
+def _tensor_bytes(tensor: PlanTensor, weights: WeightSource) -> tuple[int, np.ndarray]:
+    """C's format id and the bytes: matrices as they stand in the file, vectors as float32."""
+    if tensor.values is not None:
+        return _F64, np.ascontiguousarray(tensor.values, np.float64)
+    if len(tensor.shape) == 1:
+        return FORMATS["F32"].ggml_type, np.ascontiguousarray(weights.dequantized(tensor.name))
+    return FORMATS[tensor.format].ggml_type, weights.data(tensor.name)
