@@ -158,7 +158,7 @@ def _windows(keys: _Keys, arch: Architecture, n_layers: int) -> list[int]:
     """The window of each layer, 0 on global ones."""
     window = keys.count("attention.sliding_window", 0)
     pattern = keys.get("attention.sliding_window_pattern", arch.local_every)
-    if isinstance(pattern, (list, np.ndarray)):
+    if isinstance(pattern, list):
         if len(pattern) != n_layers:
             raise FileFormatError(
                 f"{keys.arch}.attention.sliding_window_pattern has {len(pattern)} values for "
@@ -223,11 +223,11 @@ class _Keys:
         value = self.metadata.get(f"{self.arch}.{key}", default)
         if value is None:
             raise FileFormatError(f"metadata key '{self.arch}.{key}' is missing; fetch it again")
-        return value
+        return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise FileFormatError(f"{self.arch}.{key} is {value!r}, expected a number")
         if not math.isfinite(value):
             raise FileFormatError(f"{self.arch}.{key} is {value}, expected a finite number")
@@ -240,7 +240,7 @@ class _Keys:
     def per_layer(self, key: str, n_layers: int, default: list[int] | None = None) -> list[int]:
         """One positive count per layer, from a list or one number for all."""
         value = self.get(key, default)
-        values = list(value) if isinstance(value, (list, np.ndarray)) else [value] * n_layers
+        values = value if isinstance(value, list) else [value] * n_layers
         if len(values) != n_layers:
             raise FileFormatError(
                 f"{self.arch}.{key} has {len(values)} values for {n_layers} layers"
@@ -254,7 +254,7 @@ class _Keys:
                 raise UnsupportedError(f"{self.arch}.{key} is {value:g}: {what} are not supported")
 
     def _count(self, key: str, value: Any, least: int) -> int:
-        is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
         if not is_whole or not least <= value < 2**31:
             raise FileFormatError(
                 f"{self.arch}.{key} is {value!r}, expected a whole number from {least}"

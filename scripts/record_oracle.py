@@ -185,10 +185,10 @@ def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, np
             writer.add_uint32(key, value)
         elif isinstance(value, float):
             writer.add_float32(key, value)
-    # One token per printable character: enough to open the file, not to read prose.
-    printable = [chr(code) for code in range(ord("!"), ord("~") + 1)]
+    # One token per printable character and one merge: enough to open the file, not for prose.
+    printable = [*(chr(code) for code in range(ord("!"), ord("~"))), "ab"]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
+    writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(["<s>", "</s>", *printable][:_VOCAB])
     writer.add_token_types([3, 3, *[1] * len(printable)][:_VOCAB])  # 3: control, 1: normal
     writer.add_token_merges(["a b"])

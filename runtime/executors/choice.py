@@ -14,11 +14,12 @@ from ..plan import Plan
 from ..weights import WeightSource
 from . import Executor
 
-# name -> (module beside this file, class), best first
-EXECUTORS: dict[str, tuple[str, str]] = {
-    "native": ("native", "NativeExecutor"),
-    "numba": ("numba_executor", "NumbaExecutor"),
-    "reference": ("reference", "ReferenceExecutor"),
+# name -> (module beside this file, class, what fails there where the machine lacks something),
+# best first
+EXECUTORS: dict[str, tuple[str, str, str | None]] = {
+    "native": ("native", "NativeExecutor", "Library"),
+    "numba": ("numba_executor", "NumbaExecutor", None),
+    "reference": ("reference", "ReferenceExecutor", None),
 }
 _AUTO = ("native", "numba")
 _NATIVE_ONLY = ("n_threads", "isa")
@@ -47,11 +48,11 @@ def executor_class(name: str) -> type:
     """Imports what the executor needs; fails where this machine lacks it."""
     if name not in EXECUTORS:
         raise RequestError(f"executor {name!r} is unknown; known: auto, {', '.join(EXECUTORS)}")
-    module, class_name = EXECUTORS[name]
-    found: type = getattr(import_module(f".{module}", __package__), class_name)
-    check = getattr(found, "check_available", None)
-    if check is not None:
-        check()
+    module_name, class_name, probe = EXECUTORS[name]
+    module = import_module(f".{module_name}", __package__)
+    if probe is not None:
+        getattr(module, probe)()
+    found: type = getattr(module, class_name)
     return found
 
 

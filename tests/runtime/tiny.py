@@ -113,7 +113,7 @@ def tiny_metadata(arch: str, dims: TinyDims) -> dict[str, Any]:
         "attention.key_length": dims.head_dim,
         "attention.value_length": dims.head_dim,
         "attention.layer_norm_rms_epsilon": 1e-6,
-        "rope.freq_base": 10000.0,
+        "rope.freq_base": 1e6 if arch == "gemma3" else 1e4,
     }
     if arch == "gemma3":
         values["attention.sliding_window"] = dims.window

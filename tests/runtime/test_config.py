@@ -1,0 +1,139 @@
+"""Metadata to ModelConfig: defaults for absent keys, values per layer, refusals by name."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from martlet.runtime.config import ARCHITECTURES, ModelConfig, Rope
+from martlet.runtime.errors import FileFormatError, UnsupportedError
+from martlet.runtime.models import RECORDERS
+
+from .tiny import TinyDims, tiny_metadata
+
+DIMS = TinyDims(dim=48, heads=4, head_dim=16, n_layers=8)
+
+
+def config(arch: str = "llama", *, drop: str = "", **changes: Any) -> ModelConfig:
+    """The tiny model's config with keys changed ("__" stands for a dot) or dropped."""
+    metadata = tiny_metadata(arch, DIMS)
+    metadata |= {f"{arch}.{key.replace('__', '.')}": value for key, value in changes.items()}
+    metadata = {k: v for k, v in metadata.items() if not (drop and drop in k)}
+    return ModelConfig.from_metadata(metadata, {"token_embd.weight": (300, DIMS.dim)})
+
+
+def test_every_known_architecture_has_a_recorder() -> None:
+    assert RECORDERS.keys() == ARCHITECTURES.keys()
+
+
+def test_unknown_architecture_is_refused_with_the_list() -> None:
+    with pytest.raises(UnsupportedError, match=r"'mamba'.*gemma3, llama, qwen2, qwen3"):
+        ModelConfig.from_metadata({"general.architecture": "mamba"}, {})
+
+
+def test_head_size_is_read_and_defaults_to_dim_over_heads() -> None:
+    assert {layer.head_dim for layer in config().layers} == {16}
+    plain = config(drop="key_length").layers
+    assert {(layer.head_dim, layer.value_dim) for layer in plain} == {(12, 16)}
+    assert config().attention_scale == 1 / 4
+
+
+def test_kv_heads_default_to_heads() -> None:
+    assert config(drop="head_count_kv").layers[0].kv_heads == 4
+
+
+def test_values_per_layer() -> None:
+    layers = config(feed_forward_length=np.arange(1, 9)).layers
+    assert [layer.ffn_dim for layer in layers] == list(range(1, 9))
+
+
+def test_rope_defaults() -> None:
+    rope = config(drop="freq_base").layers[0].rope
+    assert rope == Rope(base=10000.0, n_rot=16, factor=1.0)
+    assert config(rope__dimension_count=8).layers[0].rope.n_rot == 8
+
+
+def test_inverse_frequencies() -> None:
+    rope = Rope(base=100.0, n_rot=4, factor=2.0)
+    np.testing.assert_allclose(rope.inv_freq(), [0.5, 0.05])
+    np.testing.assert_allclose(rope.inv_freq(np.array([1, 5], np.float32)), [0.5, 0.01])
+    assert rope.inv_freq().dtype == np.float64
+
+
+def test_linear_scaling() -> None:
+    assert config(rope__scaling__factor=4.0).layers[0].rope.factor == 4
+    assert config(rope__scaling__factor=0.0).layers[0].rope.factor == 1
+    assert config(rope__scaling__type="none", rope__scaling__factor=4.0).layers[0].rope.factor == 1
+    with pytest.raises(UnsupportedError, match="'yarn'"):
+        config(rope__scaling__type="yarn")
+
+
+def test_gemma3_defaults_of_old_files() -> None:
+    c = config("gemma3", drop="pattern", rope__scaling__factor=8.0)
+    windows = [layer.window for layer in c.layers]
+    assert windows == [20, 20, 20, 20, 20, 0, 20, 20]
+    assert c.layers[0].rope == Rope(base=10000.0, n_rot=16)
+    assert c.layers[5].rope == Rope(base=1e6, n_rot=16, factor=8.0)
+    assert c.embedding_scale == math.sqrt(48)
+
+
+def test_the_27b_gemma3_scales_queries_by_its_width() -> None:
+    assert config("gemma3", block_count=62).attention_scale == 1 / math.sqrt(48 / 4)
+    assert config("llama", block_count=62).attention_scale == 1 / math.sqrt(16)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "is_local"),
+    [(2, [1, 0] * 4), (0, [1] * 8), (1, [0] * 8), ([True, False] * 4, [1, 0] * 4)],
+)
+def test_window_patterns(pattern: Any, is_local: list[int]) -> None:
+    layers = config("gemma3", attention__sliding_window_pattern=pattern).layers
+    assert [layer.window for layer in layers] == [20 * local for local in is_local]
+
+
+def test_sizes_of_local_layers_may_differ() -> None:
+    layers = config("gemma3", attention__key_length_swa=8, rope__freq_base_swa=500.0).layers
+    assert [layer.head_dim for layer in layers[:2]] == [8, 16]
+    assert layers[0].rope == Rope(base=500.0, n_rot=8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"block_count": 0}, r"block_count is 0, expected a whole number from 1"),
+        ({"block_count": 10**9}, r"block_count is 1000000000, at most"),
+        ({"block_count": "8"}, r"block_count is '8'"),
+        ({"attention__head_count": True}, r"head_count is True"),
+        ({"attention__head_count": 3}, r"layer 0 has 3 heads, not a multiple of 2 kv_heads"),
+        ({"attention__head_count_kv": np.zeros(8, int)}, r"head_count_kv is 0"),
+        ({"feed_forward_length": [1, 2]}, r"feed_forward_length has 2 values for 8 layers"),
+        ({"rope__dimension_count": 18}, r"dimension_count is 18, expected an even number up to 16"),
+        ({"rope__dimension_count": 7}, r"dimension_count is 7"),
+        ({"rope__freq_base": math.nan}, r"freq_base is nan, expected a finite number"),
+        ({"rope__freq_base": -1.0}, r"freq_base is -1"),
+        ({"rope__scaling__factor": -2.0}, r"scaling.factor is -2"),
+        ({"embedding_length": 64}, r"token_embd.weight' has shape \(300, 48\)"),
+        ({"attention__sliding_window_pattern": [True]}, r"pattern has 1 values for 8 layers"),
+    ],
+)
+def test_damaged_values_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(FileFormatError, match=message):
+        config(**changes)
+
+
+@pytest.mark.parametrize(
+    "key", ["block_count", "embedding_length", "rms_epsilon", "context_length"]
+)
+def test_missing_keys_are_named(key: str) -> None:
+    with pytest.raises(FileFormatError, match=rf"{key}' is missing"):
+        config(drop=key)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [({"expert_count": 8}, "experts"), ({"final_logit_softcapping": 30.0}, "soft-capped logits")],
+)
+def test_arithmetic_that_no_op_does_is_refused(changes: dict[str, Any], what: str) -> None:
+    with pytest.raises(UnsupportedError, match=what):
+        config(**changes)
+    assert config(**dict.fromkeys(changes, 0)).n_layers == 8

@@ -1,0 +1,127 @@
+"""Opening a model file: defaults that depend on the machine, and refusals before anything loads."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from martlet.quant.errors import FileFormatError
+from martlet.quant.gguf_file import GGUFFile
+from martlet.runtime.errors import ModelError, RequestError
+from martlet.runtime.executors import choice
+from martlet.runtime.model import PoolSize, load_model, size_pool
+from martlet.scripts.record_oracle import write_gguf
+
+from .test_oracle import relative_error
+from .tiny import run_tokens, tiny_model
+
+ORACLE = Path(__file__).parents[1] / "data" / "oracle"
+MODEL = tiny_model()
+BLOCK_BYTES = MODEL.plan().kv_bytes_per_token() * 32
+
+
+def pool(**options: Any) -> PoolSize:
+    return size_pool(MODEL.plan(), MODEL.config, 32, **options)
+
+
+def test_the_pool_holds_eight_contexts_where_memory_allows() -> None:
+    assert pool(free_bytes=1 << 40) == PoolSize(context=512, n_blocks=8 * 16)
+
+
+def test_the_pool_takes_a_quarter_of_the_free_memory_at_most() -> None:
+    assert pool(free_bytes=4 * 40 * BLOCK_BYTES) == PoolSize(context=512, n_blocks=40)
+
+
+def test_a_default_context_gives_way_to_a_small_pool() -> None:
+    assert pool(kv_bytes=3 * BLOCK_BYTES) == PoolSize(context=96, n_blocks=3)
+
+
+def test_a_context_that_was_asked_for_must_fit() -> None:
+    assert pool(context=96, kv_bytes=3 * BLOCK_BYTES).context == 96
+    with pytest.raises(RequestError, match="context of 97 tokens"):
+        pool(context=97, kv_bytes=3 * BLOCK_BYTES)
+
+
+@pytest.mark.parametrize("option", ["context", "kv_bytes"])
+def test_sizes_are_positive(option: str) -> None:
+    with pytest.raises(RequestError, match=f"{option} is 0"):
+        pool(**{option: 0})
+
+
+def test_load_model_puts_everything_together() -> None:
+    model = load_model(ORACLE / "qwen3.gguf", executor="reference", block_tokens=16, max_rows=8)
+    try:
+        assert model.config.arch == "qwen3"
+        assert model.context == model.config.context_train == 256
+        assert model.executor.block_tokens == 16
+        assert model.executor_reason == "reference: asked for"
+        assert model.tokenizer.vocab_size == model.config.vocab_size == 96
+        assert run_tokens(model.executor, list(range(20))).shape == (20, 96)
+    finally:
+        model.close()
+
+
+def test_dequantize_decodes_blocks_and_keeps_the_answer_near() -> None:
+    tiny = tiny_model(formats=("Q8_0",))
+    from martlet.runtime.executors.reference import ReferenceExecutor
+    from martlet.runtime.models import record_plan
+    from martlet.runtime.weights import DequantizedWeights
+
+    floats = DequantizedWeights(tiny.weights)
+    plan = record_plan(tiny.config, floats, 64)
+    assert {tensor.format for tensor in plan.tensors} == {"F32", "F64"}
+    logits = run_tokens(ReferenceExecutor(plan, floats, n_blocks=2), [1, 2, 3])
+    quantized = run_tokens(ReferenceExecutor(tiny.plan(), tiny.weights, n_blocks=2), [1, 2, 3])
+    assert 0 < relative_error(quantized, logits) < 0.05
+
+
+def rewritten(path: Path, *, drop: str = "", vocab_rows: int | None = None) -> Path:
+    """The oracle's llama file without a tensor, or with fewer embeddings than tokens."""
+    with GGUFFile.open(ORACLE / "llama.gguf") as file:
+        tensors = {
+            name: tensor.data.view("<f4").reshape(tensor.shape)[:vocab_rows]
+            if name in ("token_embd.weight", "output.weight")
+            else tensor.data.view("<f4").reshape(tensor.shape)
+            for name, tensor in file.tensors.items()
+            if name != drop
+        }
+        metadata = {k: v for k, v in file.metadata.items() if not k.startswith("tokenizer")}
+        write_gguf(path, metadata, tensors)
+    return path
+
+
+def test_missing_tensor_is_named(tmp_path: Path) -> None:
+    path = rewritten(tmp_path / "m.gguf", drop="blk.1.ffn_up.weight")
+    with pytest.raises(ModelError, match=r"'blk\.1\.ffn_up\.weight' is missing"):
+        load_model(path, executor="reference")
+
+
+def test_tokens_without_embeddings_are_refused(tmp_path: Path) -> None:
+    path = rewritten(tmp_path / "m.gguf", vocab_rows=90)
+    with pytest.raises(FileFormatError, match=r"96 tokens.*only 90 rows"):
+        load_model(path, executor="reference")
+
+
+# -- choice of the executor ---------------------------------------------------------------------
+
+
+def test_unknown_executor_is_refused_with_the_list() -> None:
+    with pytest.raises(RequestError, match="'cuda' is unknown; known: auto, native, numba, ref"):
+        load_model(ORACLE / "llama.gguf", executor="cuda")
+
+
+def test_auto_takes_the_first_that_is_available_and_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = {
+        "native": ("no_such_module", "Nothing", None),
+        "numba": ("reference", "ReferenceExecutor", None),
+        "reference": ("reference", "ReferenceExecutor", None),
+    }
+    monkeypatch.setattr(choice, "EXECUTORS", table)
+    plan = MODEL.plan()
+    executor, reason = choice.create_executor(
+        "auto", plan, MODEL.weights, n_blocks=1, n_threads=2, isa=None
+    )
+    assert executor.name == "reference"
+    assert reason.startswith("native is not available: ")
+    assert reason.endswith("; numba: the fastest available")
