@@ -13,6 +13,7 @@ import argparse
 import json
 import math
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -203,15 +204,15 @@ def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, np
 
 
 def _logits(model: Any, ids: np.ndarray) -> np.ndarray:
-    import torch
+    torch: Any = import_module("torch")
 
     with torch.no_grad():
         return model.eval()(torch.from_numpy(ids[None])).logits[0].numpy()
 
 
 def record_tiny(name: str, folder: Path) -> None:
-    import torch
-    import transformers
+    torch: Any = import_module("torch")
+    transformers: Any = import_module("transformers")
 
     stem, arch, extra = MODELS[name]
     torch.manual_seed(_SEED)
@@ -236,8 +237,8 @@ def record_tiny(name: str, folder: Path) -> None:
 
 
 def record_stories(checkpoint: Path, folder: Path) -> None:
-    import torch
-    import transformers
+    torch: Any = import_module("torch")
+    transformers: Any = import_module("transformers")
 
     model = transformers.LlamaForCausalLM.from_pretrained(
         checkpoint, attn_implementation="eager", dtype=torch.float32

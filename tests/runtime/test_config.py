@@ -136,4 +136,5 @@ def test_missing_keys_are_named(key: str) -> None:
 def test_arithmetic_that_no_op_does_is_refused(changes: dict[str, Any], what: str) -> None:
     with pytest.raises(UnsupportedError, match=what):
         config(**changes)
-    assert config(**dict.fromkeys(changes, 0)).n_layers == 8
+    neutral: dict[str, Any] = dict.fromkeys(changes, 0)
+    assert config(**neutral).n_layers == 8

@@ -1,6 +1,7 @@
 """The meaning of every op on numbers a person can check by hand."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from martlet.runtime.executors.reference import (
     rotate,
     silu,
 )
+from martlet.runtime.models import record_plan
 from martlet.runtime.ops import Activation, KvType, RopeStyle
 from martlet.runtime.plan import PlanBuilder
 from martlet.runtime.weights import StoredTensor, StoredWeights
@@ -83,16 +85,16 @@ def test_rotation_by_a_right_angle(style: RopeStyle, expected: list[float]) -> N
 def test_activations() -> None:
     x = f32(-200, -1, 0, 1, 200)
     sigmoid = 1 / (1 + math.exp(-1))
-    np.testing.assert_allclose(silu(x), [0, sigmoid - 1, 0, sigmoid, 200], rtol=1e-6)
+    np.testing.assert_allclose(silu(x), f32(0, sigmoid - 1, 0, sigmoid, 200), rtol=1e-6)
     gelu = 0.5 * (1 + math.tanh(math.sqrt(2 / math.pi) * 1.044715))
-    np.testing.assert_allclose(gelu_tanh(x), [0, gelu - 1, 0, gelu, 200], rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(gelu_tanh(x), f32(0, gelu - 1, 0, gelu, 200), rtol=1e-6, atol=1e-7)
 
 
 def test_attention_of_two_heads_on_one_kv_head() -> None:
     q = f32(0, 0, 1, 0).reshape(2, 2)  # the first head does not care, the second looks at dim 0
     k = f32(math.log(3), 9, 0, 9).reshape(2, 1, 2)
     v = f32(10, 20).reshape(2, 1, 1)
-    np.testing.assert_allclose(attend(q, k, v, scale=1.0), [[15], [12.5]], rtol=1e-6)
+    np.testing.assert_allclose(attend(q, k, v, scale=1.0), np.array([[15], [12.5]]), rtol=1e-6)
 
 
 def test_neighbouring_query_heads_share_a_kv_head() -> None:
@@ -107,18 +109,18 @@ def test_neighbouring_query_heads_share_a_kv_head() -> None:
 class Bench:
     """Records ops on embedded rows; run() gives what `shown` holds, per token."""
 
-    def __init__(self, table: list[list[float]], *, scale: float = 1.0) -> None:
+    def __init__(self, table: Any, *, scale: float = 1.0) -> None:
         self.tensors: dict[str, StoredTensor] = {}
         self.p = PlanBuilder(StoredWeights(self.tensors), 8)
         self.x = self.p.embed(self.new("table", table), scale)
 
-    def new(self, name: str, values: list[list[float]] | list[float]) -> int:
+    def new(self, name: str, values: Any) -> int:
         self.tensors[name] = StoredTensor.from_floats(np.array(values))
         return self.p.weight(name, *self.tensors[name].shape)
 
     def executor(self, shown: int) -> ReferenceExecutor:
         width = self.p.buffers[shown].width
-        identity = self.new("identity", np.eye(width).tolist())
+        identity = self.new("identity", np.eye(width))
         self.p.linear(self.p.take_rows(shown), [identity], name="logits", logits=True)
         return ReferenceExecutor(
             self.p.finish(), StoredWeights(self.tensors), block_tokens=2, n_blocks=4
@@ -169,7 +171,7 @@ def test_rope_turns_by_position_times_frequency() -> None:
     p.rope_kv(bench.x, trig, kv_layer=layer, heads=1, style=RopeStyle.PAIR)
     turned = bench.run(bench.x, [0, 0, 0])
     expected = [[2, 0, 2, 0, 5], [0, 2, 0, 2, 5], [-2, 0, -2, 0, 5]]
-    np.testing.assert_allclose(turned, expected, atol=1e-6)
+    np.testing.assert_allclose(turned, np.array(expected), atol=1e-6)
 
 
 def test_head_norm_comes_before_rope_and_leaves_values_alone() -> None:
@@ -231,6 +233,24 @@ def test_rows_do_not_depend_on_chunks_neighbours_or_blocks(arch: str) -> None:
     assert (run_tokens(executor, tokens, chunk=7) == whole).all()
     both = executor.run(make_step([Chunk(other, 0, [7, 5]), Chunk(tokens, 0, [2, 0, 3])]))
     assert (both[len(other) :] == whole).all()
+
+
+def test_a_fused_qkv_tensor_equals_three() -> None:
+    model = tiny_model("qwen2")
+    split = dict(model.weights._tensors)
+    fused = {name: t for name, t in split.items() if ".attn_" not in name or "norm" in name}
+    for n in range(model.config.n_layers):
+        fused[f"blk.{n}.attn_output.weight"] = split[f"blk.{n}.attn_output.weight"]
+        for part in ("weight", "bias"):
+            three = [split[f"blk.{n}.attn_{k}.{part}"] for k in "qkv"]
+            rows = sum(t.shape[0] for t in three)
+            data = np.concatenate([t.data for t in three])
+            shape = (rows, *three[0].shape[1:])
+            fused[f"blk.{n}.attn_qkv.{part}"] = StoredTensor(three[0].format, shape, data)
+    plan = record_plan(model.config, StoredWeights(fused), 64)
+    logits = run_tokens(ReferenceExecutor(plan, StoredWeights(fused), n_blocks=1), [1, 2, 3])
+    expected = run_tokens(ReferenceExecutor(model.plan(), model.weights, n_blocks=1), [1, 2, 3])
+    np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_copied_block_serves_as_the_original() -> None:
