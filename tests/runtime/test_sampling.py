@@ -171,6 +171,15 @@ def test_a_draw_depends_on_seed_and_position_alone() -> None:
     assert forwards != [at(i, 43) for i in range(7)]
 
 
+def test_the_position_is_that_in_the_output_whatever_the_prompt() -> None:
+    logits, tokens = np.zeros(1000, np.float32), np.arange(9, dtype=np.int32)
+    after = [
+        sample(logits, SamplingParams(), seed=1, n_prompt=n, tokens=tokens[: n + 3])
+        for n in (1, 2, 6)
+    ]
+    assert len(set(after)) == 1
+
+
 @pytest.mark.parametrize("seed", [0, 1, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1])
 def test_every_seed_is_a_stream_of_its_own(seed: int) -> None:
     SamplingParams(seed=seed)

@@ -88,6 +88,17 @@ def test_decodes_never_miss_a_step_while_a_prompt_comes_in() -> None:
         assert run(scheduler) == {"r0": 1, "r1": 1, "r2": 1, "r3": 1}
 
 
+def test_a_decode_goes_before_an_older_request_that_has_much_to_compute() -> None:
+    scheduler = scheduler_of(64, step_rows=16)
+    older, younger = request_of(0, 1), request_of(1, 1)
+    scheduler.add(older)
+    scheduler.add(younger)
+    run(scheduler)
+    older.n_tokens += 30
+    granted = scheduler.schedule()
+    assert [(s.request.id, s.n_rows) for s in granted] == [("r1", 1), ("r0", 15)]
+
+
 def test_no_more_requests_run_than_rows_or_max_running() -> None:
     for step_rows, max_running, expected in ((2, 8, 2), (16, 3, 3)):
         scheduler = scheduler_of(64, step_rows=step_rows, max_running=max_running)
@@ -158,6 +169,17 @@ def test_a_request_without_room_waits_and_nobody_overtakes_it() -> None:
     scheduler.add(request_of(2, 2, 4))
     assert set(run(scheduler)) == {"r0"}
     run_all(scheduler)
+
+
+def test_a_spare_block_is_left_to_each_running_request() -> None:
+    """Or the new one would be preempted as soon as an older one grows."""
+    scheduler = scheduler_of(6)
+    scheduler.add(request_of(0, 8, 17))
+    run(scheduler)
+    scheduler.add(request_of(1, 12, 16))  # three blocks: as many as are free, and none to spare
+    assert run(scheduler) == {"r0": 1}
+    run_all(scheduler)
+    assert scheduler.n_preemptions == 0
 
 
 def test_removing_the_blocked_head_lets_the_next_one_in() -> None:
