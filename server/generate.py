@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -38,7 +38,7 @@ from .stream import Reply, collect, stream
 
 CLIENT_GONE = 499  # nginx's number for it; nobody receives it
 SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-IGNORED_HEADER = "x-martlet-ignored"
+MAX_IGNORED_NAMES = 20
 
 T = TypeVar("T")
 
@@ -147,7 +147,7 @@ async def generate(service: Service, route: Route, request: Request) -> Response
     reply_id = route.shape.id_prefix + uuid.uuid4().hex
     reply = make_reply(service, route, prepared, reply_id)
     job = Job(service.engine, reply_id, service.metrics.watch(is_stream))
-    headers = {IGNORED_HEADER: ", ".join(prepared.ignored)} if prepared.ignored else {}
+    headers = ignored_header(prepared.ignored)
     try:
         job.submit(prepared.asks)
         if is_stream:
@@ -160,6 +160,12 @@ async def generate(service: Service, route: Route, request: Request) -> Response
         job.cancel()
         raise
     return JSONResponse(answer, headers=headers)
+
+
+def ignored_header(names: Sequence[str]) -> dict[str, str]:
+    """Unknown fields by name; what a header cannot carry is spelled out."""
+    shown = ", ".join(ascii(name)[1:-1] for name in names[:MAX_IGNORED_NAMES])
+    return {"x-martlet-ignored": shown} if names else {}
 
 
 def make_reply(service: Service, route: Route, prepared: Prepared, reply_id: str) -> Reply:

@@ -6,6 +6,7 @@ the routes do. Prints nothing: `on_ready` gets the address once requests are ans
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ import uvicorn
 
 from ..runtime.engine import Engine
 from ..runtime.errors import MartletError
+from ..runtime.model import Model
 from .app import create_app
 from .options import LOOPBACK_NAMES, ServerOptions, is_loopback
 
@@ -23,7 +25,7 @@ SHUTDOWN_S = 5
 
 
 def serve(
-    model: Any,
+    model: Model,
     *,
     model_name: str,
     host: str = "127.0.0.1",
@@ -35,9 +37,9 @@ def serve(
     options: ServerOptions | None = None,
     on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:
-    """Blocks until SIGINT or SIGTERM. Raises MartletError when the address cannot be had.
+    """Blocks until SIGINT (then returns) or SIGTERM (then ends the process, as it asks for).
 
-    model: a runtime.model.Model. port 0 takes a free one.
+    port 0 takes a free one. Raises MartletError when the address cannot be had.
     """
     options = options_for_host(options or ServerOptions(), host)
     with open_socket(host, port) as listener:
@@ -59,7 +61,9 @@ def serve(
         )
         engine.start()
         try:
-            run_app(app, listener, on_ready)
+            # uvicorn repeats the signal it stopped for, after the last answer is out.
+            with contextlib.suppress(KeyboardInterrupt):
+                run_app(app, listener, on_ready)
         finally:
             engine.close()
 

@@ -97,7 +97,9 @@ class ScriptedEngine:
         fail_at: int | None = None,
         answers: bool = True,
     ) -> None:
-        """script: by default "hello". fail_at: tokens before an error; answers False: requests are taken and never served."""
+        """script: by default "hello". fail_at: tokens before an error.
+        answers False: requests are taken and never served.
+        """
         self.script, self.context = script or says("hello"), context
         self.tokenizer = tokenizer or byte_tokenizer()
         self.prefill_s, self.token_s, self.fail_at = prefill_s, token_s, fail_at

@@ -1,0 +1,104 @@
+"""/metrics: readable by a standard parser, and equal to what happened."""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from .scripted_engine import (
+    ScriptedEngine,
+    assert_refused,
+    chat_body,
+    says,
+    serving,
+    wait_until,
+)
+
+PATH = "/v1/chat/completions"
+LATENCIES = (
+    "martlet_request_queue_seconds",
+    "martlet_request_prefill_seconds",
+    "martlet_request_decode_seconds",
+    "martlet_time_to_first_token_seconds",
+    "martlet_e2e_request_latency_seconds",
+)
+TPOT = "martlet_request_time_per_output_token_seconds"
+
+
+def scrape(client: httpx.Client) -> dict[tuple[str, ...], float]:
+    """(sample name, label values but the model's) -> value; checks the text as a whole."""
+    text = client.get("/metrics").text
+    for kind in ("HELP", "TYPE"):
+        named = re.findall(rf"^# {kind} (\S+)", text, re.M)
+        assert len(named) == len(set(named))
+    values = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = [v for k, v in sorted(sample.labels.items()) if k != "model_name"]
+            values[(sample.name, *labels)] = sample.value
+    for (name, *labels), value in values.items():
+        if name.endswith("_count"):
+            assert values[(name.removesuffix("_count") + "_bucket", "+Inf", *labels)] == value
+    return values
+
+
+def test_b80_numbers_match_the_requests_made() -> None:
+    engine = ScriptedEngine()
+    with serving(engine, model_name='a"b\\c\nd') as client:
+        body = {key: value for key, value in chat_body().items() if key != "model"}
+        before = scrape(client)
+        assert before[("martlet_requests_total", "stop")] == 0
+        for is_stream in (False, False, True):
+            assert client.post(PATH, json={**body, "stream": is_stream}).status_code == 200
+        assert client.post(PATH, json={**body, "max_tokens": 1}).status_code == 200
+        assert_refused(client.post(PATH, json={**body, "n": 0}))
+        after = scrape(client)
+        assert after[("martlet_requests_total", "stop")] == 3
+        assert after[("martlet_requests_total", "length")] == 1
+        assert after[("martlet_generation_tokens_total",)] == 3 * 6 + 1
+        n_prompt = sum(len(request.prompt_ids) for request in engine.requests)
+        assert after[("martlet_prompt_tokens_total", "computed")] == n_prompt
+        assert after[("martlet_http_responses_total", PATH, "200")] == 4
+        assert after[("martlet_http_responses_total", PATH, "400")] == 1
+        for name in LATENCIES:
+            assert after[(f"{name}_count", "false")] == 3
+            assert after[(f"{name}_count", "true")] == 1
+        # a request of one token has no time per output token
+        assert after[(f"{TPOT}_count", "false")] == 2
+        assert after[("martlet_inter_token_latency_seconds_count", "false")] == 10
+        counters = [key for key in before if key[0].endswith(("_total", "_count", "_bucket"))]
+        assert counters
+        assert all(after[key] >= before[key] for key in counters)
+
+
+def test_b80_cancelled_requests_count_apart() -> None:
+    engine = ScriptedEngine(says("", end=False), token_s=0.01)
+    with serving(engine) as client:
+        with pytest.raises(httpx.ReadTimeout):
+            client.post(PATH, json=chat_body(), timeout=0.3)
+        wait_until(lambda: engine.n_unfinished == 0)
+        values = scrape(client)
+        assert values[("martlet_requests_total", "cancelled")] == 1
+        assert not any(key[0] in {f"{name}_count" for name in LATENCIES} for key in values)
+
+
+def test_gauges_show_running_and_waiting() -> None:
+    engine = ScriptedEngine(says("", end=False), token_s=0.01, slots=1)
+    with serving(engine, grace_s=0.01) as client:
+        body = chat_body(stream=True)
+        with client.stream("POST", PATH, json=body), client.stream("POST", PATH, json=body):
+            wait_until(lambda: engine.stats().running == 1)
+            values = scrape(client)
+            assert values[("martlet_requests_running",)] == 1
+            assert values[("martlet_requests_waiting",)] == 1
+        wait_until(lambda: scrape(client)[("martlet_requests_running",)] == 0)
+
+
+def test_two_apps_do_not_share_numbers() -> None:
+    with serving(ScriptedEngine()) as one, serving(ScriptedEngine()) as two:
+        one.post(PATH, json=chat_body())
+        assert scrape(one)[("martlet_requests_total", "stop")] == 1
+        assert scrape(two)[("martlet_requests_total", "stop")] == 0

@@ -1,0 +1,292 @@
+"""Bad requests: a small 400 that names the field, and a server that goes on."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from martlet.server.fields import NO_EFFECT, REFUSED
+from martlet.server.schema import ChatRequest, CompletionRequest
+
+from .scripted_engine import (
+    ScriptedEngine,
+    assert_refused,
+    assert_works,
+    chat_body,
+    says,
+    serving,
+    wait_until,
+)
+
+BODIES = {"/v1/chat/completions": chat_body(), "/v1/completions": {"prompt": "a"}}
+PATHS = list(BODIES)
+JSON = {"content-type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def engine() -> ScriptedEngine:
+    return ScriptedEngine()
+
+
+@pytest.fixture(scope="module")
+def client(engine: ScriptedEngine) -> Iterator[httpx.Client]:
+    with serving(engine) as client:
+        yield client
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_field_with_an_effect_we_lack_is_refused_by_name(client: httpx.Client, field: str) -> None:
+    own = {
+        "/v1/chat/completions": field in ChatRequest.model_fields,
+        "/v1/completions": field in CompletionRequest.model_fields,
+    }
+    for path in (path for path in PATHS if not own[path]):
+        body = {**BODIES[path], field: ["something"]}
+        error = assert_refused(client.post(path, json=body))
+        assert error["param"] == field
+        assert field in error["message"]
+        for neutral in REFUSED[field].neutral:
+            assert client.post(path, json={**BODIES[path], field: neutral}).status_code == 200
+    assert_works(client)
+
+
+def test_tools_are_refused_in_words(client: httpx.Client) -> None:
+    tool = {"type": "function", "function": {"name": "f", "description": None}}
+    error = assert_refused(client.post(PATHS[0], json=chat_body(tools=[tool])))
+    assert error["message"] == "tools: tools are not supported yet"
+
+
+@pytest.mark.parametrize("field", sorted(NO_EFFECT))
+def test_bookkeeping_fields_pass(client: httpx.Client, field: str) -> None:
+    answer = client.post(PATHS[0], json=chat_body(**{field: "x"}))
+    assert answer.status_code == 200
+    assert "x-martlet-ignored" not in answer.headers
+
+
+def test_unknown_fields_are_named_or_refused_when_strict(client: httpx.Client) -> None:
+    body = chat_body(frobnicate=1)
+    answer = client.post(PATHS[0], json=body)
+    assert answer.status_code == 200
+    assert answer.headers["x-martlet-ignored"] == "frobnicate"
+    with serving(ScriptedEngine(), strict_fields=True) as strict:
+        assert assert_refused(strict.post(PATHS[0], json=body))["param"] == "frobnicate"
+        assert_works(strict)
+
+
+def test_odd_field_names_make_no_bad_header(client: httpx.Client) -> None:
+    answer = client.post(PATHS[0], json=chat_body(**{"a\r\nset-cookie: x": 1, "é\u2028": 2}))
+    assert answer.status_code == 200
+    assert "set-cookie" not in answer.headers
+    assert_works(client)
+
+
+INTEGER_FIELDS = {
+    "/v1/chat/completions": (
+        *("n", "max_tokens", "max_completion_tokens", "top_k", "seed", "top_logprobs"),
+    ),
+    "/v1/completions": (
+        *("n", "max_tokens", "max_completion_tokens", "top_k", "seed", "logprobs"),
+    ),
+}
+BAD_INTEGERS = ["-1", "-2147483648", "2147483648", "9223372036854775808", "1e300", "true", '"5"',
+                "5.5", "1" * 5000]  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", BAD_INTEGERS, ids=lambda bad: bad[:20])
+@pytest.mark.parametrize("path", PATHS)
+def test_b86_integers_out_of_range(
+    client: httpx.Client, engine: ScriptedEngine, path: str, bad: str
+) -> None:
+    n_before = len(engine.requests)
+    for field in INTEGER_FIELDS[path]:
+        if (field, bad) == ("seed", "2147483648"):
+            continue  # seeds have 63 bits
+        body = json.dumps({**BODIES[path], "logprobs": path == PATHS[0] or 1})
+        text = body[:-1] + f', "{field}": {bad}}}'
+        error = assert_refused(client.post(path, content=text, headers=JSON))
+        assert error["type"] == "invalid_request_error"
+    assert len(engine.requests) == n_before
+    assert_works(client)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": -0.1},
+        {"temperature": "1"},
+        {"temperature": True},
+        {"top_p": 1.1},
+        {"min_p": -1},
+        {"presence_penalty": 2.1},
+        {"frequency_penalty": -2.1},
+        {"repetition_penalty": 0},
+        {"stop": ""},
+        {"stop": [""]},
+        {"stop": 5},
+        {"stop": ["x"] * 17},
+        {"stream": "yes"},
+        {"stream_options": 1},
+        {"n": 129},
+        {"logit_bias": {"x": 1}},
+        {"logit_bias": {"999999": 1}},
+        {"logit_bias": {"-1": 1}},
+        {"logit_bias": {"5": 101}},
+        {"logit_bias": {"5": "1"}},
+        {"logit_bias": [[5, 1]]},
+        {"logit_bias": {"9" * 5000: 1}},
+    ],
+    ids=lambda fields: str(fields)[:40],
+)
+@pytest.mark.parametrize("path", PATHS)
+def test_bad_values_are_named(client: httpx.Client, path: str, fields: dict[str, Any]) -> None:
+    error = assert_refused(client.post(path, json={**BODIES[path], **fields}))
+    assert str(error["param"]).startswith(next(iter(fields)))
+    assert_works(client)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [[], [[]], "", [""], 5, {}, [True], [1, "a"], ["a", [1]], [[1], ["a"]], [-1], [260], [2**70],
+     [1.5], ["a"] * 129],
+    ids=lambda prompt: str(prompt)[:30],
+)  # fmt: skip
+def test_bad_prompts(client: httpx.Client, prompt: Any) -> None:
+    assert_refused(client.post("/v1/completions", json={"prompt": prompt}))
+    assert_works(client)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        "hi",
+        [1],
+        [{}],
+        [{"role": "boss", "content": "x"}],
+        [{"role": "user", "content": 5}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+        [{"role": "user", "content": [{"type": "text"}]}],
+        [{"role": "user", "content": [1]}],
+        [{"role": "assistant", "tool_calls": [{}]}],
+        [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 5}}]}],
+    ],
+    ids=str,
+)
+def test_bad_messages(client: httpx.Client, messages: Any) -> None:
+    error = assert_refused(client.post("/v1/chat/completions", json={"messages": messages}))
+    assert error["param"].startswith("messages")
+    assert_works(client)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"5", b"null", b'{"a": NaN}', b"\xff", b'{"a":' * 9000, b"[" * 100_000],
+    ids=lambda body: repr(body[:12]),
+)
+def test_bodies_that_are_no_request(client: httpx.Client, body: bytes) -> None:
+    for path in PATHS:
+        assert_refused(client.post(path, content=body, headers=JSON))
+    assert_works(client)
+
+
+@pytest.mark.parametrize("bad", [r"x \ud83d", r"\ude00", r"\ud83d\ud83d"])
+def test_b48_lone_surrogates_are_refused(client: httpx.Client, bad: str) -> None:
+    bodies = [
+        ("/v1/chat/completions", f'{{"messages":[{{"role":"user","content":"{bad}"}}]}}'),
+        ("/v1/chat/completions", f'{{"messages":[{{"role":"tool","content":"{bad}"}}]}}'),
+        ("/v1/completions", f'{{"prompt":"{bad}"}}'),
+        ("/v1/completions", f'{{"prompt":"a","stop":["{bad}"]}}'),
+    ]
+    for path, body in bodies:
+        assert_refused(client.post(path, content=body, headers=JSON))
+    assert_works(client)
+
+
+def test_b48_a_pair_works(client: httpx.Client, engine: ScriptedEngine) -> None:
+    body = r'{"prompt":"\ud83d\ude00"}'
+    assert client.post("/v1/completions", content=body, headers=JSON).status_code == 200
+    assert bytes(engine.requests[-1].prompt_ids).decode() == "😀"
+
+
+@pytest.mark.parametrize("kind", ["content", "whole"])
+def test_b64_many_errors_make_a_small_answer(client: httpx.Client, kind: str) -> None:
+    secret = "s3cret" * 30
+    bad: Any = {"role": "user", "content": {secret: 1}} if kind == "content" else {secret: secret}
+    started = time.monotonic()
+    answer = client.post("/v1/chat/completions", json={"messages": [bad] * 5000})
+    assert time.monotonic() - started < 5
+    assert_refused(answer)
+    assert "s3cret" not in answer.text
+    assert_works(client)
+
+
+def test_long_values_are_not_echoed(client: httpx.Client) -> None:
+    long = "x" * 100_000
+    for body in (
+        {"model": long, "messages": [{"role": long, "content": "a"}]},
+        {"model": long, **chat_body(), "stop": {long: 1}},
+        {**chat_body(), "model": long},
+        {**chat_body(), "logit_bias": {long: 1}},
+        {**chat_body(), "temperature": long},
+    ):
+        answer = client.post("/v1/chat/completions", json=body)
+        assert 400 <= answer.status_code < 500
+        assert "x" * 100 not in answer.text
+    assert_works(client)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_b82_context_overflow_has_code_and_numbers(path: str, is_stream: bool) -> None:
+    with serving(ScriptedEngine(says("", end=False), context=64)) as client:
+        content = "y" * 64
+        body = chat_body(content) if path == PATHS[0] else {"prompt": content}
+        answer = client.post(path, json={**body, "stream": is_stream})
+        error = assert_refused(answer)
+        assert error["code"] == "context_length_exceeded"
+        assert "64" in error["message"]
+        assert_works(client)
+
+
+def test_b82_b84_completion_fills_the_context_exactly() -> None:
+    with serving(ScriptedEngine(says("", end=False), context=64)) as client:
+        for n_prompt, limit, expected in ((62, 10, 2), (63, 10, 1), (50, None, 14), (50, 1000, 14)):
+            body = {"prompt": [97] * n_prompt, "max_tokens": limit}
+            answer = client.post("/v1/completions", json=body).json()
+            assert answer["usage"]["completion_tokens"] == expected
+            assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_b92_full_queue_is_a_quick_503_in_every_path() -> None:
+    engine = ScriptedEngine(slots=1, max_queue=1)
+    engine.unpaused.clear()
+    with serving(engine) as client, ThreadPoolExecutor(6) as pool:
+        accepted = [pool.submit(client.post, PATHS[0], json=chat_body()) for _ in range(2)]
+        wait_until(lambda: len(engine.requests) == 2)
+        for path in PATHS * 2:
+            for is_stream in (False, True):
+                body = {**BODIES[path], "stream": is_stream}
+                started = time.monotonic()
+                answer = client.post(path, json=body)
+                assert time.monotonic() - started < 5
+                assert assert_refused(answer, 503)["type"] == "unavailable_error"
+                assert int(answer.headers["retry-after"]) >= 1
+        engine.unpaused.set()
+        assert [answer.result().status_code for answer in accepted] == [200, 200]
+        assert_works(client)
+
+
+def test_partly_refused_choices_leave_nothing_running() -> None:
+    engine = ScriptedEngine(slots=1, max_queue=1)
+    engine.unpaused.clear()
+    with serving(engine) as client:
+        assert_refused(client.post(PATHS[0], json=chat_body(n=3)), 503)
+        wait_until(lambda: engine.n_unfinished == 0)
+        assert [request.started for request in engine.requests] == [False, False]
+        engine.unpaused.set()
+        assert_works(client)
