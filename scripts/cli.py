@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from martlet.scripts.chat import chat
 from martlet.scripts.console import OneLineErrors
+from martlet.scripts.divergence import divergence
 from martlet.scripts.doctor import doctor
 from martlet.scripts.inspect_model import inspect
 from martlet.scripts.perplexity import perplexity
@@ -23,6 +24,7 @@ COMMANDS = {
     "pull": pull,
     "inspect": inspect,
     "perplexity": perplexity,
+    "divergence": divergence,
     "doctor": doctor,
 }
 

@@ -43,6 +43,13 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 4.0,  # low, so that this short context has all three kinds of dims
+}
 # The stretched base first, as in the larger sizes; 6 local layers to each global one.
 _GEMMA_ROPE = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
@@ -69,6 +76,11 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "qwen2": ("Qwen2", "qwen2", {"tie_word_embeddings": False}),
     "qwen3": ("Qwen3", "qwen3", {"head_dim": 16}),
+    "yarn": (
+        "Qwen3",
+        "qwen3",
+        {"head_dim": 16, "num_hidden_layers": 1, "rope_parameters": _YARN_ROPE},
+    ),
     "gemma3": ("Gemma3", "gemma3", _GEMMA_SIZES),
 }
 
@@ -166,6 +178,13 @@ def gguf_metadata(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
         values["attention.key_length"] = values["attention.value_length"] = config["head_dim"]
     if rope.get("rope_type") == "linear":
         values |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(rope["factor"])}
+    if rope.get("rope_type") == "yarn":
+        values |= {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": rope["factor"],
+            "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+            "rope.scaling.yarn_beta_fast": rope["beta_fast"],
+        }
     if arch == "gemma3":
         values["attention.sliding_window"] = config["sliding_window"]
     named = {f"{arch}.{key}": value for key, value in values.items()}
