@@ -1,8 +1,8 @@
 """What a model file says about its shape, checked once and frozen.
 
-Owns: the metadata keys, their defaults and the table of known architectures. Must not know: ops,
-plans or the bytes of weights. The recorders in runtime/models read nothing but a ModelConfig, so
-"absent in the file" and "per layer or one for all" are settled here.
+Owns: sizes per layer, defaults of absent keys, the table of known architectures. Must not know:
+ops, plans or the bytes of weights. The recorders in runtime/models read nothing but a
+ModelConfig, so "absent in the file" and "per layer or one for all" are settled here.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from .errors import FileFormatError, UnsupportedError
+from .metadata_keys import Keys
+from .rope import Rope, read_rope
 
 _MAX_LAYERS = 4096  # a bound on what a hostile file can make us allocate
 _GEMMA3_27B_LAYERS = 62
@@ -44,22 +44,8 @@ _UNSUPPORTED: dict[str, tuple[str, float]] = {
     "final_logit_softcapping": ("soft-capped logits", 0),
     "logit_scale": ("scaled logits", 1),
     "residual_scale": ("scaled residuals", 1),
+    "rope.scaling.yarn_log_multiplier": ("YaRN with its own logarithm", 0),
 }
-
-
-@dataclass(frozen=True)
-class Rope:
-    """Rotary frequencies: angle_i = position / factor * base^(-2i / n_rot)."""
-
-    base: float
-    n_rot: int
-    factor: float = 1.0
-
-    def inv_freq(self, divisors: np.ndarray | None = None) -> np.ndarray:
-        """float64 (n_rot / 2); `divisors` are the file's rope_freqs."""
-        exponents = np.arange(0, self.n_rot, 2, dtype=np.float64) / self.n_rot
-        inv_freq = self.base**-exponents / self.factor
-        return inv_freq if divisors is None else inv_freq / divisors.astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -98,8 +84,8 @@ class ModelConfig:
         if arch not in ARCHITECTURES:
             known = ", ".join(sorted(ARCHITECTURES))
             raise UnsupportedError(f"architecture {arch!r} is not supported; supported: {known}")
-        keys = _Keys(metadata, arch)
-        keys.refuse_unsupported()
+        keys = Keys(metadata, arch)
+        keys.refuse(_UNSUPPORTED)
         dim = keys.count("embedding_length")
         layers = _layers(keys, ARCHITECTURES[arch], dim)
         name = metadata.get("general.name")
@@ -117,7 +103,7 @@ class ModelConfig:
         )
 
 
-def _attention_scale(keys: _Keys, arch: str, dim: int, layers: tuple[LayerConfig, ...]) -> float:
+def _attention_scale(keys: Keys, arch: str, dim: int, layers: tuple[LayerConfig, ...]) -> float:
     width = float(layers[0].head_dim)
     if arch == "gemma3" and len(layers) == _GEMMA3_27B_LAYERS:
         width = dim / layers[0].heads  # this size alone was trained with another query scale
@@ -135,7 +121,7 @@ def _vocab_size(shapes: Mapping[str, tuple[int, ...]], dim: int) -> int:
     return shape[0]
 
 
-def _layers(keys: _Keys, arch: Architecture, dim: int) -> tuple[LayerConfig, ...]:
+def _layers(keys: Keys, arch: Architecture, dim: int) -> tuple[LayerConfig, ...]:
     n_layers = keys.count("block_count")
     if n_layers > _MAX_LAYERS:
         raise FileFormatError(f"{keys.arch}.block_count is {n_layers}, at most {_MAX_LAYERS}")
@@ -149,12 +135,12 @@ def _layers(keys: _Keys, arch: Architecture, dim: int) -> tuple[LayerConfig, ...
             raise FileFormatError(f"layer {n} has {h} heads, not a multiple of {kv} kv_heads")
         head_dim = _head_size(keys, "attention.key_length", window, dim, h)
         value_dim = _head_size(keys, "attention.value_length", window, dim, h)
-        rope = _rope(keys, arch, window, head_dim)
+        rope = read_rope(keys, head_dim, local_base=arch.local_rope_base, is_local=window > 0)
         layers.append(LayerConfig(h, kv, head_dim, value_dim, ffn, window, rope))
     return tuple(layers)
 
 
-def _windows(keys: _Keys, arch: Architecture, n_layers: int) -> list[int]:
+def _windows(keys: Keys, arch: Architecture, n_layers: int) -> list[int]:
     """The window of each layer, 0 on global ones."""
     window = keys.count("attention.sliding_window", 0)
     pattern = keys.get("attention.sliding_window_pattern", arch.local_every)
@@ -171,7 +157,7 @@ def _windows(keys: _Keys, arch: Architecture, n_layers: int) -> list[int]:
     return [window if local else 0 for local in is_local]
 
 
-def _head_size(keys: _Keys, key: str, window: int, dim: int, heads: int) -> int:
+def _head_size(keys: Keys, key: str, window: int, dim: int, heads: int) -> int:
     size = keys.count(key, 0)
     if window:
         size = keys.count(f"{key}_swa", size)
@@ -180,83 +166,3 @@ def _head_size(keys: _Keys, key: str, window: int, dim: int, heads: int) -> int:
             f"{keys.arch}.{key} is absent and {dim} values do not divide into {heads} heads"
         )
     return size or dim // heads
-
-
-def _rope(keys: _Keys, arch: Architecture, window: int, head_dim: int) -> Rope:
-    base = keys.number("rope.freq_base", 10000.0)
-    n_rot = keys.count("rope.dimension_count", head_dim)
-    factor = _linear_factor(keys)
-    if window:
-        n_rot = keys.count("rope.dimension_count_swa", min(n_rot, head_dim))
-        base = keys.number("rope.freq_base_swa", arch.local_rope_base or base)
-        # Models with two bases stretch only the layers that look far back.
-        factor = 1.0 if arch.local_rope_base else factor
-    if n_rot % 2 or not 0 < n_rot <= head_dim:
-        raise FileFormatError(
-            f"{keys.arch}.rope.dimension_count is {n_rot}, expected an even number up to {head_dim}"
-        )
-    if base <= 0:
-        raise FileFormatError(f"{keys.arch}.rope.freq_base is {base:g}, expected more than 0")
-    return Rope(base, n_rot, factor)
-
-
-def _linear_factor(keys: _Keys) -> float:
-    kind = keys.get("rope.scaling.type", "linear")
-    if kind not in ("none", "linear"):
-        raise UnsupportedError(f"rope scaling {kind!r} is not supported; supported: none, linear")
-    factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 0.0))
-    if factor < 0:
-        raise FileFormatError(
-            f"{keys.arch}.rope.scaling.factor is {factor:g}, expected more than 0"
-        )
-    return factor or 1.0 if kind == "linear" else 1.0
-
-
-class _Keys:
-    """Typed access to one architecture's keys; every refusal names the key and its value."""
-
-    def __init__(self, metadata: Mapping[str, Any], arch: str) -> None:
-        self.metadata = metadata
-        self.arch = arch
-
-    def get(self, key: str, default: Any = None) -> Any:
-        value = self.metadata.get(f"{self.arch}.{key}", default)
-        if value is None:
-            raise FileFormatError(f"metadata key '{self.arch}.{key}' is missing; fetch it again")
-        return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise FileFormatError(f"{self.arch}.{key} is {value!r}, expected a number")
-        if not math.isfinite(value):
-            raise FileFormatError(f"{self.arch}.{key} is {value}, expected a finite number")
-        return float(value)
-
-    def count(self, key: str, default: int | None = None) -> int:
-        """A whole number; positive where the key is required, else 0 is allowed."""
-        return self._count(key, self.get(key, default), least=1 if default is None else 0)
-
-    def per_layer(self, key: str, n_layers: int, default: list[int] | None = None) -> list[int]:
-        """One positive count per layer, from a list or one number for all."""
-        value = self.get(key, default)
-        values = value if isinstance(value, list) else [value] * n_layers
-        if len(values) != n_layers:
-            raise FileFormatError(
-                f"{self.arch}.{key} has {len(values)} values for {n_layers} layers"
-            )
-        return [self._count(key, v, least=1) for v in values]
-
-    def refuse_unsupported(self) -> None:
-        for key, (what, neutral) in _UNSUPPORTED.items():
-            value = self.number(key, neutral)
-            if value not in (neutral, 0):
-                raise UnsupportedError(f"{self.arch}.{key} is {value:g}: {what} are not supported")
-
-    def _count(self, key: str, value: Any, least: int) -> int:
-        is_whole = isinstance(value, int) and not isinstance(value, bool)
-        if not is_whole or not least <= value < 2**31:
-            raise FileFormatError(
-                f"{self.arch}.{key} is {value!r}, expected a whole number from {least}"
-            )
-        return int(value)

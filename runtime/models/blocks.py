@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..config import ModelConfig, Rope
+from ..config import ModelConfig
 from ..errors import ModelError
 from ..ops import Activation, RopeStyle
 from ..plan import PlanBuilder
+from ..rope import Rope
 from ..weights import WeightSource
 
 ROPE_DIVISORS = "rope_freqs.weight"
@@ -95,8 +96,8 @@ class Recording:
                     f"tensor {ROPE_DIVISORS!r} has shape {found}, expected ({rope.n_rot // 2},)"
                 )
             divisors = self.weights.dequantized(ROPE_DIVISORS)
-        name = f"rope_{rope.base:g}" + (f"_by_{rope.factor:g}" if rope.factor != 1 else "")
-        self._trig[rope] = self.plan.rope_table(rope.inv_freq(divisors), name)
+        inv_freq = rope.inv_freq(divisors)
+        self._trig[rope] = self.plan.rope_table(inv_freq, str(rope), rope.amplitude)
 
     def _qkv(self, n: int, x: int) -> int:
         """[q | k | v] of layer n, from one fused tensor or from three."""

@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from martlet.runtime.config import ARCHITECTURES, ModelConfig, Rope
+from martlet.runtime.config import ARCHITECTURES, ModelConfig
 from martlet.runtime.errors import FileFormatError, UnsupportedError
 from martlet.runtime.models import RECORDERS
+from martlet.runtime.rope import Rope, Yarn
 
 from .tiny import TinyDims, tiny_metadata
 
@@ -64,8 +65,19 @@ def test_linear_scaling() -> None:
     assert config(rope__scaling__factor=4.0).layers[0].rope.factor == 4
     assert config(rope__scaling__factor=0.0).layers[0].rope.factor == 1
     assert config(rope__scaling__type="none", rope__scaling__factor=4.0).layers[0].rope.factor == 1
-    with pytest.raises(UnsupportedError, match="'yarn'"):
-        config(rope__scaling__type="yarn")
+    with pytest.raises(UnsupportedError, match=r"'longrope'.*none, linear, yarn"):
+        config(rope__scaling__type="longrope")
+
+
+def test_yarn_keeps_fast_dims_and_stretches_slow_ones() -> None:
+    rope = config(rope__scaling__type="yarn", rope__scaling__factor=4.0).layers[0].rope
+    assert rope.yarn == Yarn(original_context=512)
+    ratio = Rope(rope.base, rope.n_rot).inv_freq() / rope.inv_freq()
+    # 512 / 2 pi = 81.5 radians: dim 0.8 of 8 turns 32 times, dim 3.8 once
+    assert ratio[0] == 1
+    assert (np.diff(ratio[:5]) > 0).all()
+    np.testing.assert_allclose(ratio[4:], 4)
+    assert rope.amplitude == pytest.approx(1 + 0.1 * math.log(4))
 
 
 def test_gemma3_defaults_of_old_files() -> None:

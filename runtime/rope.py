@@ -1,0 +1,115 @@
+"""Rotary frequencies: plain, linear and YaRN scaling, and the metadata keys they come from.
+
+Must not know which architecture asks; formulas are those of the YaRN paper (arXiv 2309.00071).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from .errors import FileFormatError, UnsupportedError
+from .metadata_keys import Keys
+
+_SCALINGS = ("none", "linear", "yarn")
+
+
+@dataclass(frozen=True)
+class Yarn:
+    """Fast dims keep their angles, slow ones are stretched by the factor, a ramp lies between."""
+
+    original_context: int
+    beta_fast: float = 32.0  # turns within the original context, above which angles are kept
+    beta_slow: float = 1.0  # turns below which they are stretched
+    ext_factor: float = 1.0  # 0: all dims are stretched
+
+    def kept_share(self, base: float, n_rot: int) -> np.ndarray:
+        """float64 (n_rot / 2): 1 where an angle is kept, 0 where it is stretched."""
+        low = math.floor(self._dim_of(self.beta_fast, base, n_rot))
+        high = math.ceil(self._dim_of(self.beta_slow, base, n_rot))
+        low, high = max(low, 0), min(high, n_rot - 1)
+        ramp = (np.arange(n_rot // 2) - low) / max(0.001, high - low)
+        return (1 - np.clip(ramp, 0, 1)) * self.ext_factor
+
+    def _dim_of(self, turns: float, base: float, n_rot: int) -> float:
+        """The dim whose angle makes this many turns within the original context."""
+        wavelength = self.original_context / (turns * 2 * math.pi)
+        return n_rot * math.log(wavelength) / (2 * math.log(base))
+
+
+@dataclass(frozen=True)
+class Rope:
+    """angle_i = position * base^(-2i / n_rot) / factor; YaRN exempts the fast dims."""
+
+    base: float
+    n_rot: int
+    factor: float = 1.0
+    yarn: Yarn | None = None
+    amplitude: float = 1.0  # cos and sin are multiplied by it
+
+    def inv_freq(self, divisors: np.ndarray | None = None) -> np.ndarray:
+        """float64 (n_rot / 2); `divisors` are the file's rope_freqs."""
+        exponents = np.arange(0, self.n_rot, 2, dtype=np.float64) / self.n_rot
+        plain: np.ndarray = self.base**-exponents
+        if divisors is not None:
+            plain = plain / divisors.astype(np.float64)
+        stretched = plain / self.factor
+        if self.yarn is None:
+            return stretched
+        kept = self.yarn.kept_share(self.base, self.n_rot)
+        return stretched * (1 - kept) + plain * kept
+
+    def __str__(self) -> str:
+        scaling = "" if self.factor == 1 else f"_{'yarn' if self.yarn else 'by'}_{self.factor:g}"
+        return f"rope_{self.base:g}{scaling}"
+
+
+def read_rope(keys: Keys, head_dim: int, *, local_base: float | None, is_local: bool) -> Rope:
+    """The rope of a layer. `local_base`: the architecture's own base of local layers, if any."""
+    base = keys.number("rope.freq_base", 10000.0)
+    n_rot = keys.count("rope.dimension_count", head_dim)
+    if is_local:
+        n_rot = keys.count("rope.dimension_count_swa", min(n_rot, head_dim))
+        base = keys.number("rope.freq_base_swa", local_base or base)
+    if n_rot % 2 or not 0 < n_rot <= head_dim:
+        raise FileFormatError(
+            f"{keys.arch}.rope.dimension_count is {n_rot}, expected an even number up to {head_dim}"
+        )
+    if base <= 1:
+        raise FileFormatError(f"{keys.arch}.rope.freq_base is {base:g}, expected more than 1")
+    # Models with two bases stretch only the layers that look far back.
+    return Rope(base, n_rot) if is_local and local_base else _scaled(keys, base, n_rot)
+
+
+def _scaled(keys: Keys, base: float, n_rot: int) -> Rope:
+    kind = keys.get("rope.scaling.type", "linear")
+    if kind not in _SCALINGS:
+        raise UnsupportedError(
+            f"rope scaling {kind!r} is not supported; supported: {', '.join(_SCALINGS)}"
+        )
+    factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 0.0)) or 1.0
+    if factor < 0:
+        raise FileFormatError(f"{keys.arch}.rope.scaling.factor is {factor:g}, expected 0 or more")
+    if kind == "none" or factor == 1:
+        return Rope(base, n_rot)
+    if kind == "linear":
+        return Rope(base, n_rot, factor)
+    yarn = _yarn(keys)
+    amplitude = keys.number("rope.scaling.attn_factor", 1.0)
+    amplitude *= keys.number("rope.scaling.yarn_attn_factor", 1.0)
+    amplitude *= 1 + 0.1 * math.log(factor) if factor > 1 else 1.0
+    return Rope(base, n_rot, factor, yarn, amplitude)
+
+
+def _yarn(keys: Keys) -> Yarn:
+    yarn = Yarn(
+        keys.count("rope.scaling.original_context_length", keys.count("context_length")),
+        keys.number("rope.scaling.yarn_beta_fast", Yarn.beta_fast),
+        keys.number("rope.scaling.yarn_beta_slow", Yarn.beta_slow),
+        keys.number("rope.scaling.yarn_ext_factor", Yarn.ext_factor),
+    )
+    if min(yarn.original_context, yarn.beta_fast, yarn.beta_slow) <= 0:
+        raise FileFormatError(f"{keys.arch}.rope.scaling: {yarn}, expected numbers above 0")
+    return yarn
