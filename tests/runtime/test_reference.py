@@ -264,6 +264,17 @@ def test_a_copied_block_serves_as_the_original() -> None:
     assert (rest == whole[16:]).all()
 
 
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_step_may_want_no_logits(arch: str) -> None:
+    model = tiny_model(arch)
+    tokens = list(range(20))
+    executor = ReferenceExecutor(model.plan(), model.weights, n_blocks=1)
+    whole = run_tokens(executor, tokens)
+    executor._keys[0][:] = 9
+    assert executor.run(make_step([Chunk(tokens[:15], 0, [0])], [])).shape == (0, 300)
+    assert (executor.run(make_step([Chunk(tokens[15:], 15, [0])])) == whole[15:]).all()
+
+
 def test_too_many_rows_are_refused() -> None:
     model = tiny_model()
     executor = ReferenceExecutor(model.plan(max_rows=4), model.weights, n_blocks=1)
