@@ -1,7 +1,7 @@
 """The loop: take mail, schedule, run one step, draw tokens, tell their owners.
 
-Owns: the one thread that touches executor, scheduler and requests, its mailbox, and why a request
-ends. Must not know: HTTP, prompts as text, op kernels.
+Owns: the one thread that touches executor, scheduler and requests, and why a request ends.
+Must not know: HTTP, prompts as text, op kernels.
 
 Context rule: prompt + completion <= context. The last token drawn needs no slot in the KV pool.
 An end-of-generation token counts as output and is never shown.
@@ -19,10 +19,11 @@ from typing import Protocol
 import numpy as np
 
 from .admission import checked_prompt, most_tokens
-from .errors import MartletError, ModelError, QueueFull, RequestError
+from .errors import MartletError, ModelError
 from .events import Event, FinishEvent, FinishReason, TokenEvent
 from .executors import Executor
 from .kv_blocks import BlockPool, BlockTable
+from .mailbox import Mailbox
 from .request import Constraint, Request, Scheduled, State
 from .sampling import Logits, sample, token_logprob
 from .sampling_params import CHOSEN_SEED_BITS, SamplingParams
@@ -69,21 +70,19 @@ class Engine:
             prefix_reuse=prefix_reuse,
             fingerprint=fingerprint,
         )
+        if max_running < 1 or max_queue < 0 or (step_rows or 1) < 1:
+            raise ModelError(
+                f"max_running {max_running} and step_rows {step_rows} must be at least 1, "
+                f"max_queue {max_queue} at least 0"
+            )
         step_rows = min(step_rows or executor.max_rows, executor.max_rows)
         self.context = context
         self.scheduler = Scheduler(pool, step_rows=step_rows, max_running=max_running)
+        self._mailbox = Mailbox(self.scheduler.max_running + max_queue)
         self._executor = executor
         self._tokenizer = tokenizer
-        self._max_unfinished = self.scheduler.max_running + max_queue
         self._counts = Counts()
         self._thread: threading.Thread | None = None
-        # The mailbox: all below is shared between threads and guarded by this condition.
-        self._wake = threading.Condition()
-        self._unfinished: dict[str, Request] = {}
-        self._arrived: list[Request] = []
-        self._cancelled: list[str] = []
-        self._n_submitted = 0
-        self._closed = False
 
     # ---- from any thread -------------------------------------------------------------------------
 
@@ -108,11 +107,12 @@ class Engine:
         buffer = np.empty(n_most, np.int32)
         buffer[: len(prompt)] = prompt
         seed = secrets.randbits(CHOSEN_SEED_BITS) if params.seed is None else params.seed
-        with self._wake:
-            self._check_door(request_id)
-            request = Request(
-                id=request_id or secrets.token_hex(8),
-                arrival=self._n_submitted,
+        request_id = request_id or secrets.token_hex(8)
+
+        def make(arrival: int) -> Request:
+            return Request(
+                id=request_id,
+                arrival=arrival,
                 buffer=buffer,
                 n_prompt=len(prompt),
                 params=params,
@@ -123,25 +123,19 @@ class Engine:
                 arrived_ns=arrived_ns,
                 constraint=constraint,
             )
-            self._n_submitted += 1
-            self._unfinished[request.id] = request
-            self._arrived.append(request)
-            self._wake.notify()
-        return request
+
+        return self._mailbox.post(request_id, make)
 
     def cancel(self, request_id: str) -> None:
         """Ends a request before its next step; does nothing if it is finished or unknown."""
-        with self._wake:
-            if request_id in self._unfinished:
-                self._cancelled.append(request_id)
-                self._wake.notify()
+        self._mailbox.cancel(request_id)
 
     def stats(self) -> EngineStats:
         pool, counts = self.scheduler.pool, self._counts
         running = len(self.scheduler.running)
         return EngineStats(
             running=running,
-            waiting=max(0, len(self._unfinished) - running),
+            waiting=max(0, self._mailbox.n_unfinished - running),
             blocks_total=pool.n_blocks,
             blocks_used=pool.n_held,
             blocks_cached=pool.n_cached,
@@ -162,26 +156,12 @@ class Engine:
 
     def close(self) -> None:
         """Ends the thread after the step it is in, then cancels what is unfinished."""
-        with self._wake:
-            self._closed = True
-            self._wake.notify_all()
+        self._mailbox.close()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         self._take_mail()
-        for request in list(self._unfinished.values()):
+        for request in self.scheduler.running + self.scheduler.waiting:
             self._finish(request, "cancelled")
-
-    def _check_door(self, request_id: str | None) -> None:
-        if self._closed:
-            raise ModelError("the engine is closed")
-        if request_id in self._unfinished:
-            raise RequestError(f"request {request_id!r} is unfinished", field="request_id")
-        if len(self._unfinished) >= self._max_unfinished:
-            raise QueueFull(
-                f"{len(self._unfinished)} requests are unfinished, the most accepted; retry later",
-                unfinished=len(self._unfinished),
-                limit=self._max_unfinished,
-            )
 
     # ---- the engine thread -----------------------------------------------------------------------
 
@@ -207,6 +187,8 @@ class Engine:
         self._counts.count_step(granted)
         self.scheduler.commit(granted)
         for request, row in zip(drawing, logits, strict=True):
+            if request.state is State.FINISHED:  # an owner has closed the engine from its event
+                continue
             try:
                 self._advance(request, row[: self._tokenizer.vocab_size])
             except Exception as error:
@@ -214,11 +196,7 @@ class Engine:
         return True
 
     def _loop(self) -> None:
-        while True:
-            with self._wake:
-                self._wake.wait_for(lambda: self._closed or self._unfinished)
-                if self._closed:
-                    return
+        while self._mailbox.wait_for_work():
             try:
                 self.step()
             except Exception as error:  # a bug of ours: nobody may be left waiting for ever
@@ -226,14 +204,11 @@ class Engine:
                     self._fail(request, error)
 
     def _take_mail(self) -> None:
-        with self._wake:
-            arrived, self._arrived = self._arrived, []
-            cancelled, self._cancelled = self._cancelled, []
+        arrived, cancelled = self._mailbox.take()
         for request in arrived:
             self.scheduler.add(request)
-        for request_id in cancelled:
-            if request_id in self._unfinished:
-                self._finish(self._unfinished[request_id], "cancelled")
+        for request in cancelled:
+            self._finish(request, "cancelled")
 
     def _stamp_scheduled(self, granted: Sequence[Scheduled]) -> None:
         now_ns = time.monotonic_ns()
@@ -287,8 +262,7 @@ class Engine:
         if request.state is State.FINISHED:
             return
         self.scheduler.remove(request)
-        with self._wake:
-            del self._unfinished[request.id]
+        self._mailbox.forget(request)
         self._counts.finished[reason] += 1
         event = FinishEvent(
             reason=reason,

@@ -242,6 +242,20 @@ def test_close_cancels_what_is_unfinished_and_refuses_what_comes() -> None:
         ask(engine, PROMPT)
 
 
+def test_an_owner_may_close_the_engine_from_its_own_event() -> None:
+    engine, _ = engine_of()
+    engine.submit(PROMPT, SamplingParams(), lambda event: engine.close())
+    other = ask(engine, PROMPT)
+    run_all(engine)
+    assert (other.finish.reason, other.finish.n_output) == ("cancelled", 0)
+
+
+@pytest.mark.parametrize("option", [{"max_running": 0}, {"max_queue": -1}, {"step_rows": -5}])
+def test_limits_that_serve_nobody_are_refused(option: dict[str, int]) -> None:
+    with pytest.raises(ModelError, match=str(next(iter(option.values())))):
+        engine_of(**option)
+
+
 def test_token_events_come_one_per_token_in_order() -> None:
     engine, _ = engine_of(reply_text("héllo"))
     answer = ask(engine, PROMPT)
