@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from martlet.quant.gguf_file import GGUFFile
 from martlet.runtime.config import ModelConfig
-from martlet.runtime.executors.reference import ReferenceExecutor
+from martlet.runtime.errors import MartletError
+from martlet.runtime.executors.choice import EXECUTORS, create_executor, executor_class
 from martlet.runtime.models import record_plan
 from martlet.runtime.ops import KvType
 from martlet.runtime.weights import StoredTensor, StoredWeights
@@ -35,32 +36,52 @@ def recorded(name: str) -> tuple[list[int], np.ndarray]:
         return data["ids"].tolist(), data["logits"]
 
 
-def open_model(metadata: dict[str, Any], weights: StoredWeights) -> ReferenceExecutor:
+def run_model(
+    metadata: dict[str, Any],
+    weights: StoredWeights,
+    ids: list[int],
+    *,
+    executor: str = "reference",
+    kv_type: KvType = KvType.F32,
+) -> np.ndarray:
     shapes = {name: weights.shape(name) or () for name in weights.names()}
-    config = ModelConfig.from_metadata(metadata, shapes)
-    plan = record_plan(config, weights, max_rows=64)
-    return ReferenceExecutor(plan, weights, n_blocks=4, kv_type=KvType.F32)
+    plan = record_plan(ModelConfig.from_metadata(metadata, shapes), weights, max_rows=64)
+    runner, _ = create_executor(executor, plan, weights, n_blocks=4, kv_type=kv_type)
+    try:
+        return run_tokens(runner, ids)
+    finally:
+        runner.close()
+
+
+@pytest.fixture(params=EXECUTORS)
+def executor(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    try:
+        executor_class(name)
+    except (ImportError, OSError, MartletError) as error:
+        pytest.skip(f"{name} is not available: {error}")
+    return name
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_reference_equals_transformers(name: str) -> None:
-    ids, expected = recorded(name)
-    with GGUFFile.open(DATA / f"{name}.gguf") as file:
-        executor = open_model(file.metadata, StoredWeights(file.tensors))
-        assert relative_error(run_tokens(executor, ids), expected) < RELATIVE_ERROR
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_a_float16_cache_costs_little(name: str) -> None:
+def test_every_executor_equals_transformers(name: str, executor: str) -> None:
     ids, expected = recorded(name)
     with GGUFFile.open(DATA / f"{name}.gguf") as file:
         weights = StoredWeights(file.tensors)
-        plan = open_model(file.metadata, weights).plan
-        logits = run_tokens(ReferenceExecutor(plan, weights, n_blocks=4), ids)
-        assert 0 < relative_error(logits, expected) < F16_CACHE_ERROR
+        logits = run_model(file.metadata, weights, ids, executor=executor)
+        assert relative_error(logits, expected) < RELATIVE_ERROR
 
 
-def test_stories260k_equals_transformers() -> None:
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_a_float16_cache_costs_little(name: str, executor: str) -> None:
+    ids, expected = recorded(name)
+    with GGUFFile.open(DATA / f"{name}.gguf") as file:
+        weights = StoredWeights(file.tensors)
+        logits = run_model(file.metadata, weights, ids, executor=executor, kv_type=KvType.F16)
+        assert RELATIVE_ERROR < relative_error(logits, expected) < F16_CACHE_ERROR
+
+
+def test_stories260k_equals_transformers(executor: str) -> None:
     if not STORIES.exists():
         pytest.skip("no ../shared/data/stories260k-hf beside the checkout")
     from safetensors.numpy import load_file
@@ -68,6 +89,6 @@ def test_stories260k_equals_transformers() -> None:
     config = json.loads((STORIES / "config.json").read_text())
     tensors = gguf_tensors(load_file(STORIES / "model.safetensors"), config, "llama")
     weights = StoredWeights({n: StoredTensor.from_floats(v) for n, v in tensors.items()})
-    executor = open_model(gguf_metadata(config, "llama"), weights)
     ids, expected = recorded("stories260k")
-    assert relative_error(run_tokens(executor, ids), expected) < RELATIVE_ERROR
+    logits = run_model(gguf_metadata(config, "llama"), weights, ids, executor=executor)
+    assert relative_error(logits, expected) < RELATIVE_ERROR
