@@ -37,7 +37,7 @@ def sentence(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key.replace('_', ' ')}: {sentence(v)}" for key, v in value.items())
     if isinstance(value, list):
-        return " ".join(map(str, value)) or "none found"
+        return " ".join(map(str, value)) or "none"
     return str(value)
 
 
@@ -48,6 +48,7 @@ def examine() -> dict[str, Any]:
         "cpu": cpu_name(),
         "features": cpu_features(),
         "executor": executor_report(),
+        "isa": isa_report(),
         "threads": threads_report(),
         "memory": memory_report(),
         "cache": cache_report(),
@@ -96,6 +97,25 @@ def executor_report() -> dict[str, str]:
             report[name] = f"not available ({error})"
     chosen = next((name for name, state in report.items() if state == "available"), "none")
     return {"chosen": chosen, **report}
+
+
+def isa_report() -> dict[str, Any]:
+    """What native would run on here; MARTLET_ISA counts, and a bad value of it is told."""
+    from martlet.quant.errors import MartletError
+
+    try:
+        from martlet.runtime.executors.native import Library
+
+        library = Library()
+        isas = dict(library.isas())
+        chosen = list(isas)[library.isa_index(None)]
+    except (ImportError, OSError, MartletError) as error:
+        return {"chosen": f"none ({error})"}
+    return {
+        "chosen": chosen,
+        "supported": [name for name, supported in isas.items() if supported],
+        "built_but_not_supported": [name for name, supported in isas.items() if not supported],
+    }
 
 
 def threads_report() -> dict[str, Any]:

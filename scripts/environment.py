@@ -175,6 +175,14 @@ def last_error(log_path: Path) -> str:
     return (errors or [line.strip() for line in lines if line.strip()] or ["no output"])[-1]
 
 
+def show_errors(log_path: Path, n_lines: int = 25) -> None:
+    """From the first error on, for whoever sees the output but not the machine, as in CI."""
+    lines = log_path.read_text(encoding="utf-8").splitlines()
+    first = next((i for i, line in enumerate(lines) if "error" in line.lower()), len(lines))
+    for line in lines[first : first + n_lines]:
+        say(line)
+
+
 class StepsLine:
     """On a terminal one line that is rewritten; elsewhere a line every ten seconds."""
 
@@ -228,6 +236,7 @@ def prepare(root: Path, extras: Sequence[str], *, native_must_build: bool = Fals
     if compiler is not None and not has_library(venv):
         line = f"the C code did not build with {compiler} (see {venv / 'install.log'})"
         if native_must_build:
+            show_errors(venv / "install.log")
             raise SetupError(f"{line}; mend it, or hide the compiler with CC=/nonexistent")
         say(f"{line}: native library left out, the Numba executor serves")
     wanted.write(stamp_path)

@@ -8,7 +8,7 @@ import queue
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from martlet.scripts.console import byte_progress
+from martlet.scripts.console import byte_progress, note
 from martlet.scripts.models import find_model
 
 if TYPE_CHECKING:
@@ -21,8 +21,12 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def open_model(spec: str, **load_options: Any) -> Iterator[Model]:
     """The model `spec` names, fetched if need be, loaded, and closed at the end."""
+    from martlet.runtime.machine import allowed_cpus, choose_threads
     from martlet.runtime.model import load_model
 
+    threads = load_options.get("threads")
+    if threads is not None and threads > len(allowed_cpus()):
+        note(f"warning: {threads} threads {choose_threads(threads).reason}")
     with byte_progress() as progress:
         path = find_model(spec, progress=progress)
     model = load_model(path, **load_options)

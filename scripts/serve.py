@@ -65,7 +65,8 @@ def served_name(spec: str) -> str:
 
 def announce(model: Model, name: str, url: str, *, needs_key: bool) -> None:
     """The curl line goes to stdout, alone, so that a program can read it."""
-    note(f"{name} at {url}/v1, {model.executor.name} executor, {model.context} tokens of context")
+    note(f"{name} at {url}/v1, {model.context} tokens of context")
+    note(f"executor {model.executor_reason}")
     if sys.stdout.isatty():
         note("try it, in another terminal (Ctrl-C here stops the server):")
     print(curl_line(name, url, model.tokenizer.chat_template is not None, needs_key), flush=True)

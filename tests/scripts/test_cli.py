@@ -179,6 +179,21 @@ def test_doctor_names_a_choice_and_its_reasons(martlet: Martlet, tmp_path: Path)
     assert "threads" in martlet("doctor").stdout
 
 
+def test_doctor_tells_of_an_isa_that_cannot_be(martlet: Martlet) -> None:
+    report = json.loads(martlet("doctor", "--json", MARTLET_ISA="z80").stdout)
+    if report["executor"]["native"] != "available":
+        pytest.skip("no native library here")
+    assert "z80" in report["isa"]["chosen"]
+    report = json.loads(martlet("doctor", "--json", MARTLET_ISA="scalar").stdout)
+    assert report["isa"]["chosen"] == "scalar"
+
+
+def test_more_threads_than_cpus_are_warned_of(martlet: Martlet, tiny_file: Path) -> None:
+    done = martlet("run", str(tiny_file), "-p", "x", "-n", "1", "--threads", "999", *REFERENCE)
+    assert done.returncode == 0
+    assert "warning: 999 threads" in done.stderr
+
+
 def test_pull_lists_what_it_knows(martlet: Martlet) -> None:
     rows = {row["name"]: row for row in json.loads(martlet("pull", "--json").stdout)}
     assert rows["smollm2-135m"]["licence"] == "Apache-2.0"
