@@ -133,7 +133,7 @@ def _check_origin(headers: Headers, options: ServerOptions) -> None:
     origin = headers.get("origin")
     if origin is None or ANY in options.origins or origin in options.origins:
         return
-    if urlsplit_netloc(origin) == headers.get("host"):
+    if _netloc(origin) == headers.get("host"):
         return
     raise ApiError(
         403,
@@ -143,7 +143,7 @@ def _check_origin(headers: Headers, options: ServerOptions) -> None:
     )
 
 
-def urlsplit_netloc(url: str) -> str | None:
+def _netloc(url: str) -> str | None:
     try:
         return urlsplit(url).netloc or None
     except ValueError:

@@ -80,7 +80,10 @@ def options_for_host(options: ServerOptions, host: str) -> ServerOptions:
 def open_socket(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family)
+        listener = socket.create_server((host, port), family=family)
+        # asyncio turns Nagle's delay off only for sockets that name their protocol. With the delay
+        # each small write after the first, so each token of a stream, waits up to 40 ms.
+        return socket.socket(fileno=listener.detach(), proto=socket.IPPROTO_TCP)
     except (OSError, OverflowError) as error:
         raise MartletError(
             f"cannot listen on {host} port {port}: {error}; choose another host or port"

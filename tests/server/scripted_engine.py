@@ -8,7 +8,6 @@ Tokens are bytes: token id b < 256 is the byte b.
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 import time
 from collections import Counter
@@ -34,6 +33,7 @@ from martlet.runtime.textstream import TextStream
 from martlet.runtime.tokenizer import Tokenizer
 from martlet.runtime.tokenizer_bpe import BYTE_OF_LETTER
 from martlet.server import ServerOptions, create_app
+from martlet.server.run import open_socket
 
 BOS, START, END, UNK = 256, 257, 258, 259
 SPECIALS = ("<s>", "<|im_start|>", "<|im_end|>", "<unk>")
@@ -111,7 +111,7 @@ class ScriptedEngine:
         self._slots = threading.Semaphore(slots)
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
-        self._finished: Counter[str] = Counter(dict.fromkeys(FINISH_REASONS, 0))
+        self._finished: Counter[FinishReason] = Counter(dict.fromkeys(FINISH_REASONS, 0))
 
     def submit(
         self,
@@ -161,7 +161,7 @@ class ScriptedEngine:
             tokens_recomputed=0,
             steps=self._counts["decoded"],
             preemptions=0,
-            finished=dict(self._finished),  # type: ignore[arg-type]
+            finished=dict(self._finished),
         )
 
     def _serve(self, request: Running) -> None:
@@ -250,7 +250,7 @@ class ScriptedEngine:
 @contextlib.contextmanager
 def running_app(app: Any) -> Iterator[str]:
     """A real uvicorn on a free loopback port, in a thread; gives its address."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = open_socket("127.0.0.1", 0)
     config = uvicorn.Config(
         app, log_level="error", access_log=False, lifespan="off", timeout_graceful_shutdown=1
     )

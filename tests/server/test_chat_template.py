@@ -159,7 +159,7 @@ def test_b60_history_with_tool_calls_shows_no_none() -> None:
         "{{ m.tool_call_id }}]{% endfor %}"
     )
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-    messages = [
+    messages: list[dict[str, Any]] = [
         *user("go"),
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "assistant", "tool_calls": [call]},
@@ -178,7 +178,7 @@ def test_tool_argument_keys_are_content_too() -> None:
 
 
 def test_developer_is_system_and_parts_are_joined() -> None:
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "developer", "content": "be brief"},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
     ]

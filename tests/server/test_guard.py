@@ -115,7 +115,9 @@ def test_b118_preflight_needs_no_key(keyed: httpx.Client) -> None:
 def test_b118_wrong_keys(keyed: httpx.Client, key: str | None) -> None:
     headers = {"origin": ORIGIN, **({"authorization": key} if key else {})}
     answer = keyed.post(
-        PATH, json=chat_body(), headers=[(k, v.encode("latin-1")) for k, v in headers.items()]
+        PATH,
+        json=chat_body(),
+        headers=[(k.encode(), v.encode("latin-1")) for k, v in headers.items()],
     )
     error = assert_refused(answer, 401)
     assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")

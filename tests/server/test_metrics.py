@@ -34,14 +34,16 @@ def scrape(client: httpx.Client) -> dict[tuple[str, ...], float]:
     for kind in ("HELP", "TYPE"):
         named = re.findall(rf"^# {kind} (\S+)", text, re.M)
         assert len(named) == len(set(named))
-    values = {}
+    values: dict[tuple[str, ...], float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             labels = [v for k, v in sorted(sample.labels.items()) if k != "model_name"]
-            values[(sample.name, *labels)] = sample.value
+            key = (sample.name, *labels)
+            values[key] = sample.value
     for (name, *labels), value in values.items():
         if name.endswith("_count"):
-            assert values[(name.removesuffix("_count") + "_bucket", "+Inf", *labels)] == value
+            highest = (name.removesuffix("_count") + "_bucket", "+Inf", *labels)
+            assert values[highest] == value
     return values
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -144,6 +146,28 @@ def test_b116_idle_process_uses_no_cpu(child: tuple[psutil.Process, str]) -> Non
     time.sleep(2)
     after = process.cpu_times()
     assert after.user + after.system - before.user - before.system < 0.1
+
+
+def test_accepted_connections_send_small_writes_at_once() -> None:
+    """Two writes without a read between them are what Nagle's algorithm would hold back."""
+    seen: list[int] = []
+
+    async def look(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = writer.get_extra_info("socket")
+        seen.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    async def run() -> None:
+        with open_socket("127.0.0.1", 0) as listener:
+            server = await asyncio.start_server(look, sock=listener)
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            await reader.read()
+            writer.close()
+            server.close()
+
+    asyncio.run(run())
+    assert seen
+    assert all(seen)
 
 
 def test_taken_port_is_a_typed_error_with_a_next_step() -> None:

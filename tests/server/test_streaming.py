@@ -204,7 +204,8 @@ def test_health_answers_while_a_prompt_is_prepared() -> None:
         assert release.wait(10)
         return encode(parts)
 
-    engine.tokenizer.encode_parts = slow  # type: ignore[method-assign]
+    tokenizer: Any = engine.tokenizer
+    tokenizer.encode_parts = slow
     with serving(engine) as client, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(client.post, PATH, json=chat_body())
         assert entered.wait(10)
