@@ -1,0 +1,205 @@
+"""Causal attention of the numba executor over the paged KV pool.
+
+Owns: the order in which a row meets its keys and values: 16 positions at a time at absolute
+places, two passes (scores and their maximum, then weights and values). So a row's result depends
+on its own prefix only, never on the other rows of the step or on threads. Must not know: plans,
+weights. The pool's layout is that of rope_kv in numba_rowops.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit, prange
+
+from .numba_math import exp, helper, quantize, store_upto
+from .numba_rowops import HeadShape, Q8Views
+from .numba_vectors import (
+    add,
+    advance,
+    fma,
+    keep_lanes,
+    load,
+    max_lanes,
+    maximum,
+    mul,
+    pointer,
+    splat,
+    store,
+    sub,
+    sum_lanes,
+)
+from .numba_weights import BLOCK, LANES
+
+_MINUS_INFINITY = np.float32(-np.inf)
+
+
+@helper
+def _dot_keys(q: Any, keys: Any, head_dim: int) -> Any:
+    """q times each of 16 keys; even and odd dims apart, for two chains of additions."""
+    even = splat(np.float32(0))
+    odd = even
+    for i in range(0, head_dim - 1, 2):
+        even = fma(load(keys, i * LANES), splat(q[i]), even)
+        odd = fma(load(keys, i * LANES + LANES), splat(q[i + 1]), odd)
+    if head_dim % 2:
+        even = fma(load(keys, (head_dim - 1) * LANES), splat(q[head_dim - 1]), even)
+    return add(even, odd)
+
+
+@helper
+def _weigh(
+    q: Any,
+    keys: Any,
+    head_dim: int,
+    scale: Any,
+    table: Any,
+    slabs_per_block: int,
+    block_stride: int,
+    first: int,
+    end: int,
+    weights: Any,
+) -> Any:
+    """exp(score - max) of positions first … end - 1 into weights, 16 at a time; their sum."""
+    best = splat(_MINUS_INFINITY)
+    first_slab, end_slab = first // LANES, (end + LANES - 1) // LANES
+    for slab in range(first_slab, end_slab):
+        block = np.int64(table[slab // slabs_per_block])
+        at = block * block_stride + slab % slabs_per_block * head_dim * LANES
+        scores = mul(_dot_keys(q, advance(keys, at), head_dim), splat(scale))
+        start = slab * LANES
+        scores = keep_lanes(scores, first - start, end - start, _MINUS_INFINITY)
+        store(weights, start, scores)
+        best = maximum(best, scores)
+    largest = splat(max_lanes(best))
+    total = splat(np.float32(0))
+    for slab in range(first_slab, end_slab):
+        e = exp(sub(load(weights, slab * LANES), largest))
+        store(weights, slab * LANES, e)
+        total = add(total, e)
+    return sum_lanes(total)
+
+
+@helper
+def _mix_1(
+    weights: Any, values: Any, table: Any, block_tokens: int, stride: int, dim: int, first: int,
+    end: int,
+) -> Any:  # fmt: skip
+    """The weighted sum of 16 dims of the values, in ascending order of positions."""
+    acc = splat(np.float32(0))
+    for b in range(first // block_tokens, (end - 1) // block_tokens + 1):
+        block = advance(values, np.int64(table[b]) * stride)
+        start = b * block_tokens
+        for t in range(max(first, start), min(end, start + block_tokens)):
+            acc = fma(load(block, (t - start) * dim), splat(weights[t]), acc)
+    return acc
+
+
+@helper
+def _mix_4(
+    weights: Any, values: Any, table: Any, block_tokens: int, stride: int, dim: int, first: int,
+    end: int,
+) -> Any:  # fmt: skip
+    """As _mix_1 for 64 dims."""
+    acc0 = splat(np.float32(0))
+    acc1, acc2, acc3 = acc0, acc0, acc0
+    for b in range(first // block_tokens, (end - 1) // block_tokens + 1):
+        block = advance(values, np.int64(table[b]) * stride)
+        start = b * block_tokens
+        for t in range(max(first, start), min(end, start + block_tokens)):
+            at, weight = (t - start) * dim, splat(weights[t])
+            acc0 = fma(load(block, at), weight, acc0)
+            acc1 = fma(load(block, at + LANES), weight, acc1)
+            acc2 = fma(load(block, at + 2 * LANES), weight, acc2)
+            acc3 = fma(load(block, at + 3 * LANES), weight, acc3)
+    return acc0, acc1, acc2, acc3
+
+
+@njit(nogil=True)
+def _attend(
+    x: np.ndarray,
+    row: int,
+    kv_head: int,
+    shape: HeadShape,
+    keys: np.ndarray,
+    values: np.ndarray,
+    table: np.ndarray,
+    seq: int,
+    first: int,
+    end: int,
+    block_tokens: int,
+    scale: Any,
+    scratch: np.ndarray,
+    out: Any,
+) -> None:
+    """The query heads of one kv head of one row; their results one after the other at out."""
+    heads, kv_heads, head_dim, value_dim = shape
+    group, padded_dim = heads // kv_heads, (value_dim + LANES - 1) // LANES * LANES
+    k_stride, v_stride = kv_heads * block_tokens * head_dim, kv_heads * block_tokens * padded_dim
+    k = advance(pointer(keys), kv_head * block_tokens * head_dim)
+    v = advance(pointer(values), kv_head * block_tokens * padded_dim)
+    blocks, weights = advance(pointer(table), seq * table.shape[1]), pointer(scratch)
+    for h in range(group):
+        q = advance(pointer(x), row * x.shape[1] + (kv_head * group + h) * head_dim)
+        total = _weigh(
+            q, k, head_dim, scale, blocks, block_tokens // LANES, k_stride, first, end, weights
+        )
+        inverse, to = splat(np.float32(1) / total), advance(out, h * value_dim)
+        n_wide = padded_dim - padded_dim % (4 * LANES)
+        for i in range(0, n_wide, 4 * LANES):
+            acc0, acc1, acc2, acc3 = _mix_4(
+                weights, advance(v, i), blocks, block_tokens, v_stride, padded_dim, first, end
+            )
+            store_upto(to, i, value_dim, mul(acc0, inverse))
+            store_upto(to, i + LANES, value_dim, mul(acc1, inverse))
+            store_upto(to, i + 2 * LANES, value_dim, mul(acc2, inverse))
+            store_upto(to, i + 3 * LANES, value_dim, mul(acc3, inverse))
+        for i in range(n_wide, padded_dim, LANES):
+            acc = _mix_1(
+                weights, advance(v, i), blocks, block_tokens, v_stride, padded_dim, first, end
+            )
+            store_upto(to, i, value_dim, mul(acc, inverse))
+
+
+@njit(parallel=True, nogil=True, cache=True)
+def attention(
+    x: np.ndarray,
+    shape: HeadShape,
+    keys: np.ndarray,
+    values: np.ndarray,
+    block_tokens: int,
+    scale: Any,
+    window: int,
+    table: np.ndarray,
+    row_seq: np.ndarray,
+    positions: np.ndarray,
+    out: np.ndarray,
+    q8: Q8Views,
+    n_threads: int,
+) -> None:
+    """x (max_rows, [q | k | v]); out (max_rows, heads * value_dim), or empty and q8 is written."""
+    n_items = positions.size * shape.kv_heads
+    width = shape.heads // shape.kv_heads * shape.value_dim  # results of an item
+    for thread in prange(n_threads):
+        scratch = np.empty(table.shape[1] * block_tokens, np.float32)
+        mixed = np.empty(width, np.float32)
+        # Later rows have more to read, so neighbours go to different threads.
+        for item in range(thread, n_items, n_threads):
+            row, kv_head = item // shape.kv_heads, item % shape.kv_heads
+            position = positions[row]
+            first = max(0, position - window + 1) if window > 0 else 0
+            _attend(
+                x, row, kv_head, shape, keys, values, table, row_seq[row], first, position + 1,
+                block_tokens, scale, scratch, pointer(mixed),
+            )  # fmt: skip
+            if out.size > 0:
+                out[row, kv_head * width : kv_head * width + width] = mixed
+            else:
+                n_blocks = shape.heads * shape.value_dim // BLOCK
+                row_words = row * q8.words.shape[1]
+                quantize(
+                    pointer(mixed), advance(pointer(q8.codes), 4 * row_words),
+                    advance(pointer(q8.words), row_words), advance(pointer(q8.floats), row_words),
+                    n_blocks, kv_head * width // BLOCK, width // BLOCK,
+                )  # fmt: skip

@@ -1,0 +1,115 @@
+"""Arithmetic that several numba kernels share: ragged rows, exp, RMS, quantization of a row.
+
+Owns: the order in which a row's values are combined, which is the same in every kernel. Must not
+know: ops, plans, threads. Pointers as in numba_vectors; every function is inlined.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from .numba_vectors import (
+    absolute,
+    fma,
+    load,
+    load_first,
+    max_lanes,
+    maximum,
+    minimum,
+    mul,
+    round_even,
+    splat,
+    store,
+    store_first,
+    store_int8,
+    sum_lanes,
+    times_power_of_two,
+)
+from .numba_weights import BLOCK, LANES
+
+# Where the parts of a quantized row start, in words per block; see ops.q8_row_bytes.
+Q8_D, Q8_S, Q8_DS, Q8_H, Q8_DH = 8, 9, 10, 11, 13
+_LARGEST = np.float32(np.finfo(np.float32).max)
+
+helper = njit(nogil=True, forceinline=True)
+
+
+@helper
+def load_upto(x: Any, at: int, end: int) -> Any:
+    """16 values from `at`; those from `end` on are 0."""
+    if at + LANES <= end:
+        return load(x, at)
+    return load_first(x, at, end - at)
+
+
+@helper
+def store_upto(out: Any, at: int, end: int, vector: Any) -> None:
+    if at + LANES <= end:
+        store(out, at, vector)
+    else:
+        store_first(out, at, end - at, vector)
+
+
+@helper
+def exp(x: Any) -> Any:
+    """e ** x within 2 units in the last place; 0 and infinity beyond the float range."""
+    x = maximum(minimum(x, splat(np.float32(150))), splat(np.float32(-150)))
+    n = round_even(mul(x, splat(np.float32(1.4426950408889634))))
+    # ln 2 in two parts, of which n times the first is exact.
+    r = fma(n, splat(np.float32(-0.693145751953125)), x)
+    r = fma(n, splat(np.float32(-1.4286068203094172e-06)), r)
+    p = splat(np.float32(1 / 5040))
+    p = fma(p, r, splat(np.float32(1 / 720)))
+    p = fma(p, r, splat(np.float32(1 / 120)))
+    p = fma(p, r, splat(np.float32(1 / 24)))
+    p = fma(p, r, splat(np.float32(1 / 6)))
+    p = fma(p, r, splat(np.float32(0.5)))
+    p = fma(p, r, splat(np.float32(1)))
+    p = fma(p, r, splat(np.float32(1)))
+    return times_power_of_two(p, n)
+
+
+@helper
+def inverse_rms(x: Any, n: int, eps: Any) -> Any:
+    """1 / sqrt(mean(x ** 2) + eps) of n values."""
+    squares = splat(np.float32(0))
+    for i in range(0, n, LANES):
+        v = load_upto(x, i, n)
+        squares = fma(v, v, squares)
+    mean = sum_lanes(squares) / np.float32(n)
+    return np.float32(1) / np.float32(math.sqrt(mean + eps))
+
+
+@helper
+def quantize(
+    x: Any, codes: Any, words: Any, floats: Any, n_blocks: int, first: int, n: int
+) -> None:
+    """Quantizes n blocks of floats at x into blocks first … of a row of n_blocks."""
+    for i in range(n):
+        b = first + i
+        low, high = load(x, i * BLOCK), load(x, i * BLOCK + LANES)
+        largest = max_lanes(maximum(absolute(low), absolute(high)))
+        d = largest / np.float32(127)
+        inverse = np.float32(0)
+        if largest > np.float32(0) and largest <= _LARGEST:
+            inverse = np.float32(127) / largest
+        if not inverse <= _LARGEST:  # so small that the block is zero for any purpose
+            inverse, d = np.float32(0), np.float32(0)
+        low = round_even(mul(low, splat(inverse)))
+        high = round_even(mul(high, splat(inverse)))
+        store_int8(codes, b * BLOCK, low)
+        store_int8(codes, b * BLOCK + LANES, high)
+        h0, h1 = np.float32(0), np.float32(0)
+        if largest <= _LARGEST:  # else d alone carries the infinity or NaN
+            h0, h1 = sum_lanes(low), sum_lanes(high)
+        floats[Q8_D * n_blocks + b] = d
+        words[Q8_S * n_blocks + b] = np.int32(h0 + h1)
+        floats[Q8_DS * n_blocks + b] = d * (h0 + h1)
+        words[Q8_H * n_blocks + 2 * b] = np.int32(h0)
+        words[Q8_H * n_blocks + 2 * b + 1] = np.int32(h1)
+        floats[Q8_DH * n_blocks + 2 * b] = d * h0
+        floats[Q8_DH * n_blocks + 2 * b + 1] = d * h1

@@ -1,0 +1,295 @@
+"""Kernels that take a row at a time: embed, norm, quantize, rope table, rope + KV write, GLU.
+
+Owns: what these ops do to a row. Must not know: plans or steps. A result that is wanted quantized
+goes to the views of a Q8 buffer instead of `out`, which is then an empty matrix.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit, prange
+
+from .numba_math import exp, helper, inverse_rms, load_upto, quantize, store_upto
+from .numba_vectors import (
+    add,
+    advance,
+    div,
+    fma,
+    lane,
+    load,
+    mul,
+    pointer,
+    splat,
+    store_rounded,
+    sub,
+)
+from .numba_weights import BLOCK, LANES, FloatMatrix, QuantizedMatrix
+
+_FEW_ROWS = 4  # up to so many, waking other threads costs more than it saves
+_kernel = njit(parallel=True, nogil=True, cache=True)
+_SILU = 0
+
+
+class Q8Views(NamedTuple):
+    """The bytes of a Q8 buffer, (max_rows, row_bytes), seen as three types."""
+
+    codes: np.ndarray  # int8
+    words: np.ndarray  # int32
+    floats: np.ndarray  # float32
+
+
+@helper
+def _quantize_row(x: Any, q8: Q8Views, row: int, n_blocks: int, first: int, n: int) -> None:
+    codes = advance(pointer(q8.codes), row * q8.codes.shape[1])
+    words = advance(pointer(q8.words), row * q8.words.shape[1])
+    floats = advance(pointer(q8.floats), row * q8.words.shape[1])
+    quantize(x, codes, words, floats, n_blocks, first, n)
+
+
+@njit(nogil=True)
+def _quantize_rows(x: np.ndarray, q8: Q8Views, start: int, stop: int) -> None:
+    n_blocks = x.shape[1] // BLOCK
+    for row in range(start, stop):
+        _quantize_row(advance(pointer(x), row * x.shape[1]), q8, row, n_blocks, 0, n_blocks)
+
+
+@_kernel
+def quantize_rows(x: np.ndarray, q8: Q8Views, n_rows: int) -> None:
+    if n_rows <= _FEW_ROWS:
+        _quantize_rows(x, q8, 0, n_rows)
+    else:
+        for row in prange(n_rows):
+            _quantize_rows(x, q8, row, row + 1)
+
+
+@njit(nogil=True)
+def _norm_rows(
+    x: np.ndarray,
+    weight: np.ndarray,
+    group: int,
+    eps: Any,
+    out: np.ndarray,
+    adds: bool,
+    q8: Q8Views,
+    start: int,
+    stop: int,
+) -> None:
+    width, n_weights, is_q8 = x.shape[1], weight.size, out.size == 0
+    scratch, weights = np.empty(width, np.float32), pointer(weight)
+    for row in range(start, stop):
+        source = advance(pointer(x), row * width)
+        to = pointer(scratch) if is_q8 else advance(pointer(out), row * width)
+        for g in range(0, width, group):
+            inverse = splat(inverse_rms(advance(source, g), group, eps))
+            for i in range(g, g + group, LANES):
+                v = mul(load_upto(source, i, g + group), inverse)
+                if n_weights > 0:
+                    at = i if n_weights > group else i - g
+                    v = mul(load_upto(weights, at, at + g + group - i), v)
+                if adds:
+                    v = add(load_upto(to, i, g + group), v)
+                store_upto(to, i, g + group, v)
+        if is_q8:
+            _quantize_row(to, q8, row, width // BLOCK, 0, width // BLOCK)
+
+
+@_kernel
+def norm(
+    x: np.ndarray,
+    weight: np.ndarray,
+    group: int,
+    eps: Any,
+    out: np.ndarray,
+    adds: bool,
+    q8: Q8Views,
+    n_rows: int,
+) -> None:
+    """weight is empty, as long as a group, or as long as a row."""
+    if n_rows <= _FEW_ROWS:
+        _norm_rows(x, weight, group, eps, out, adds, q8, 0, n_rows)
+    else:
+        for row in prange(n_rows):
+            _norm_rows(x, weight, group, eps, out, adds, q8, row, row + 1)
+
+
+@helper
+def _gated(gate: Any, up: Any, activation: int) -> Any:
+    """silu(g) = g / (1 + exp(-g)); gelu's tanh form is g / (1 + exp(-2 t)) for its argument t."""
+    one, z = splat(np.float32(1)), gate
+    if activation != _SILU:
+        cubed = mul(mul(gate, gate), gate)
+        z = fma(cubed, splat(np.float32(0.044715)), gate)
+        z = mul(z, splat(np.float32(2 * math.sqrt(2 / math.pi))))
+    return mul(div(gate, add(one, exp(sub(splat(np.float32(0)), z)))), up)
+
+
+@njit(nogil=True)
+def _glu_rows(
+    x: np.ndarray, activation: int, out: np.ndarray, q8: Q8Views, start: int, stop: int
+) -> None:
+    width, is_q8 = x.shape[1] // 2, out.size == 0
+    scratch = np.empty(width, np.float32)
+    for row in range(start, stop):
+        gate = advance(pointer(x), row * 2 * width)
+        up = advance(gate, width)
+        to = pointer(scratch) if is_q8 else advance(pointer(out), row * width)
+        for i in range(0, width, LANES):
+            v = _gated(load_upto(gate, i, width), load_upto(up, i, width), activation)
+            store_upto(to, i, width, v)
+        if is_q8:
+            _quantize_row(to, q8, row, width // BLOCK, 0, width // BLOCK)
+
+
+@_kernel
+def glu(x: np.ndarray, activation: int, out: np.ndarray, q8: Q8Views, n_rows: int) -> None:
+    if n_rows <= _FEW_ROWS:
+        _glu_rows(x, activation, out, q8, 0, n_rows)
+    else:
+        for row in prange(n_rows):
+            _glu_rows(x, activation, out, q8, row, row + 1)
+
+
+@_kernel
+def rope_table(positions: np.ndarray, inv_freq: np.ndarray, factor: float, out: np.ndarray) -> None:
+    """out[2i], out[2i+1] = factor * cos, sin of position * inv_freq[i], all in float64."""
+    for row in prange(positions.size):
+        for i in range(inv_freq.size):
+            angle = np.float64(positions[row]) * inv_freq[i]
+            out[row, 2 * i] = np.float32(math.cos(angle) * factor)
+            out[row, 2 * i + 1] = np.float32(math.sin(angle) * factor)
+
+
+@_kernel
+def embed_quantized(w: QuantizedMatrix, tokens: np.ndarray, scale: Any, out: np.ndarray) -> None:
+    n_blocks, n_scales = w.n_cols // BLOCK, 1 + w.has_halves
+    half = LANES * BLOCK // 2
+    block_bytes = half if w.is_nibbles else 2 * half
+    for row in prange(tokens.size):
+        tile, at_lane = tokens[row] // LANES, tokens[row] % LANES
+        for k in range(w.n_cols):
+            block, within = tile * n_blocks + k // BLOCK, k % BLOCK
+            at = within // 4 * 4 * LANES + at_lane * 4 + within % 4
+            if w.is_nibbles:
+                byte = np.int32(w.codes[block * block_bytes + at % half])
+                code = byte & 15 if at < half else byte >> 4
+            else:
+                code = np.int32(w.codes[block * block_bytes + at])
+            scale_at = (block * n_scales + within * n_scales // BLOCK) * LANES + at_lane
+            value = w.scale[scale_at] * np.float32(code - w.bias)
+            if w.offset.size > 0:
+                value += w.offset[scale_at]
+            out[row, k] = scale * value
+
+
+@_kernel
+def embed_float(w: FloatMatrix, tokens: np.ndarray, scale: Any, out: np.ndarray) -> None:
+    for row in prange(tokens.size):
+        tile, at_lane = tokens[row] // LANES, tokens[row] % LANES
+        for k in range(w.n_cols):
+            values = load(pointer(w.values), (tile * w.n_cols + k) * LANES)
+            out[row, k] = scale * lane(values, at_lane)
+
+
+class HeadShape(NamedTuple):
+    """Sizes that rope and attention share."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+
+
+@helper
+def _norm_head(x: Any, weight: Any, head_dim: int, eps: Any) -> None:
+    inverse = splat(inverse_rms(x, head_dim, eps))
+    for i in range(0, head_dim, LANES):
+        v = mul(load_upto(x, i, head_dim), inverse)
+        store_upto(x, i, head_dim, mul(load_upto(weight, i, head_dim), v))
+
+
+@helper
+def _rotate_head(x: Any, trig: Any, n_rot: int, is_half: bool) -> None:
+    apart, stride = (n_rot // 2, 1) if is_half else (1, 2)
+    for i in range(n_rot // 2):
+        cos, sin = trig[2 * i], trig[2 * i + 1]
+        a, b = x[i * stride], x[i * stride + apart]
+        x[i * stride] = a * cos - b * sin
+        x[i * stride + apart] = a * sin + b * cos
+
+
+@njit(nogil=True)
+def _rope_kv_rows(
+    qkv: np.ndarray,
+    trig: np.ndarray,
+    q_norm: np.ndarray,
+    k_norm: np.ndarray,
+    eps: Any,
+    shape: HeadShape,
+    n_rot: int,
+    is_half: bool,
+    slots: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    block_tokens: int,
+    start: int,
+    stop: int,
+) -> None:
+    heads, kv_heads, head_dim, value_dim = shape
+    padded_dim = (value_dim + LANES - 1) // LANES * LANES
+    k_pool, v_pool = pointer(keys), pointer(values)
+    for row in range(start, stop):
+        x = advance(pointer(qkv), row * qkv.shape[1])
+        angles = advance(pointer(trig), row * trig.shape[1])
+        for h in range(heads + kv_heads):
+            weight = q_norm if h < heads else k_norm
+            head = advance(x, h * head_dim)
+            if weight.size > 0:
+                _norm_head(head, pointer(weight), head_dim, eps)
+            _rotate_head(head, angles, n_rot, is_half)
+        block, t = slots[row] // block_tokens, slots[row] % block_tokens
+        k, v = advance(x, heads * head_dim), advance(x, (heads + kv_heads) * head_dim)
+        for h in range(kv_heads):
+            first = (block * kv_heads + h) * block_tokens
+            at = (first + t // LANES * LANES) * head_dim + t % LANES
+            for i in range(head_dim):
+                store_rounded(k_pool, at + i * LANES, k[h * head_dim + i])
+            at = (first + t) * padded_dim
+            for i in range(value_dim):
+                store_rounded(v_pool, at + i, v[h * value_dim + i])
+
+
+@_kernel
+def rope_kv(
+    qkv: np.ndarray,
+    trig: np.ndarray,
+    q_norm: np.ndarray,
+    k_norm: np.ndarray,
+    eps: Any,
+    shape: HeadShape,
+    n_rot: int,
+    is_half: bool,
+    slots: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    block_tokens: int,
+) -> None:
+    """In place on qkv (max_rows, [q | k | v]), then k and v to their slots of the pools.
+
+    keys    [block][kv head][16 tokens][head_dim][16], values [block][kv head][token][value_dim
+    padded to 16]; both flat, float32 or the bits of float16
+    """
+    n_rows = slots.size
+    if n_rows <= _FEW_ROWS:
+        _rope_kv_rows(
+            qkv, trig, q_norm, k_norm, eps, shape, n_rot, is_half, slots, keys, values,
+            block_tokens, 0, n_rows,
+        )  # fmt: skip
+    else:
+        for row in prange(n_rows):
+            _rope_kv_rows(
+                qkv, trig, q_norm, k_norm, eps, shape, n_rot, is_half, slots, keys, values,
+                block_tokens, row, row + 1,
+            )  # fmt: skip
