@@ -60,8 +60,13 @@ def create_app(
     _add_errors(app)
     _add_status_routes(app, service, context)
     _add_generating_routes(app, service)
-    # Added last stands first: CORS headers also go on what the guard refuses.
+    _add_doors(app, options)
+    return app
+
+
+def _add_doors(app: FastAPI, options: ServerOptions) -> None:
     app.add_middleware(Guard, options=options)
+    # Added last stands first: CORS headers also go on what the guard refuses.
     if options.origins:
         app.add_middleware(
             CORSMiddleware,
@@ -70,7 +75,6 @@ def create_app(
             allow_headers=("*",),
             expose_headers=("x-request-id",),
         )
-    return app
 
 
 def _add_generating_routes(app: FastAPI, service: Service) -> None:

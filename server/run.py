@@ -41,23 +41,19 @@ def serve(
 
     port 0 takes a free one. Raises MartletError when the address cannot be had.
     """
-    options = options_for_host(options or ServerOptions(), host)
+    tokenizer, context = model.tokenizer, model.context
     with open_socket(host, port) as listener:
         engine = Engine(
-            model.executor,
-            model.tokenizer,
-            context=model.context,
-            max_queue=max_queue,
-            step_rows=step_rows,
+            model.executor, tokenizer, context=context, max_queue=max_queue, step_rows=step_rows
         )
         app = create_app(
             engine,
-            model.tokenizer,
+            tokenizer,
             model_name=model_name,
-            context=model.context,
+            context=context,
             chat_template=chat_template,
             fingerprint=fingerprint,
-            options=options,
+            options=options_for_host(options or ServerOptions(), host),
         )
         engine.start()
         try:
