@@ -42,7 +42,7 @@ def chat(
     )
     load = {"executor": executor.value, "threads": threads, "context": context}
     with open_model(model, **load) as opened, open_engine(opened) as engine:
-        note(f"{opened.config.name}, {opened.context} tokens of context. {HELP}")
+        note(f"{model}, {opened.context} tokens of context. {HELP}")
         Conversation(opened, engine, params, system_message(system)).run()
 
 

@@ -95,7 +95,9 @@ def executor_report() -> dict[str, str]:
             report[name] = "available"
         except (ImportError, OSError, MartletError) as error:
             report[name] = f"not available ({error})"
-    chosen = next((name for name, state in report.items() if state == "available"), "none")
+    usable = [name for name, state in report.items() if state == "available"]
+    # The reference is a definition, too slow to be taken without being asked for.
+    chosen = usable[0] if usable[0] != "reference" else "none; ask for --executor reference"
     return {"chosen": chosen, **report}
 
 

@@ -75,7 +75,7 @@ def announce(model: Model, name: str, url: str, *, needs_key: bool) -> None:
 def curl_line(name: str, url: str, has_template: bool, needs_key: bool) -> str:
     body: dict[str, object] = {"model": name, "stream": True, "max_tokens": 64}
     if has_template:
-        body["messages"] = [{"role": "user", "content": "What is the capital of France?"}]
+        body["messages"] = [{"role": "user", "content": "Tell me a short story about a bird."}]
     else:
         body["prompt"] = "The capital of France is"
     key = " -H 'Authorization: Bearer YOUR_KEY'" if needs_key else ""

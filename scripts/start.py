@@ -5,6 +5,7 @@ Before .venv exists this runs on a bare Python: standard library only above `ent
 from __future__ import annotations
 
 import argparse
+import sys
 
 from catalogue import CATALOGUE, DEFAULT_MODEL  # type: ignore[import-not-found]
 from environment import enter  # type: ignore[import-not-found]
@@ -42,9 +43,15 @@ def main() -> None:
 
         martlet(["serve", arguments.model, "--port", str(arguments.port), *options])
     else:
+        from martlet.quant.errors import MartletError
         from martlet.scripts.once import answer_once
 
-        answer_once(arguments.model, arguments.once, arguments.max_tokens, options)
+        try:
+            answer_once(arguments.model, arguments.once, arguments.max_tokens, options)
+        except MartletError as error:
+            sys.exit(f"error: {error}")
+        except KeyboardInterrupt:
+            sys.exit("error: interrupted")
 
 
 if __name__ == "__main__":
