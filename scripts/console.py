@@ -119,4 +119,5 @@ def byte_progress() -> Iterator[Callable[[str, int, int], None]]:
     try:
         yield report
     finally:
-        bar.stop()
+        if bar.live.is_started:  # stopping a bar that never showed prints an empty line
+            bar.stop()
