@@ -33,11 +33,19 @@ static int is_norm_weight(const mt_plan *p, int32_t id, int64_t group, int64_t w
     return id < 0 || is_vector(p, id, MT_F32, group) || is_vector(p, id, MT_F32, width);
 }
 
+/* Rows of in and out agree, and both have this width. */
+static int same_rows(const mt_buffer *in, const mt_buffer *out, int64_t in_width) {
+    return in && out && in->rows == out->rows && !in->is_logits && in->width == in_width;
+}
+
 static int check_linear(const mt_plan *p, const mt_op *op, const mt_buffer *out) {
     if (!out || out->kind != MT_BUF_F32 || op->in[0] < 0 || op->in[0] >= p->n_buffers) return 0;
     const mt_buffer *in = &p->buffers[op->in[0]];
     int64_t width = op->i[0];
     if (width < 0 || in->rows != out->rows || in->is_logits || op->w[0] < 0) return 0;
+    if (op->in[1] >= 0 && (in->kind != MT_BUF_Q8 ||
+                           !same_rows(buffer_of(p, op->in[1], MT_BUF_Q8), in, in->width)))
+        return 0;
     for (int s = 0; s < 3 && op->w[s] >= 0; s++) {
         const mt_tensor *w = matrix_of(p, op->w[s], in->width);
         if (!w) return 0;
@@ -77,11 +85,6 @@ static int check_attention(const mt_plan *p, const mt_op *op, const mt_buffer *a
     return any->width == op->i[0] * op->i[3] && (any->kind == MT_BUF_F32 || op->i[3] % 32 == 0);
 }
 
-/* Rows of in and out agree, and both have this width. */
-static int same_rows(const mt_buffer *in, const mt_buffer *out, int64_t in_width) {
-    return in && out && in->rows == out->rows && !in->is_logits && in->width == in_width;
-}
-
 static int check_op(const mt_plan *p, const mt_op *op) {
     if (op->out < 0 || op->out >= p->n_buffers) return 0;
     const mt_buffer *any = &p->buffers[op->out], *out = buffer_of(p, op->out, MT_BUF_F32);
@@ -92,7 +95,9 @@ static int check_op(const mt_plan *p, const mt_op *op) {
         return same_rows(in, any, any->width) && op->i[0] > 0 && any->width % op->i[0] == 0 &&
                is_norm_weight(p, op->w[0], op->i[0], any->width) &&
                (out || !(op->flags & MT_FLAG_ACCUMULATE));
-    case MT_OP_QUANTIZE: return any->kind == MT_BUF_Q8 && same_rows(in, any, any->width);
+    case MT_OP_QUANTIZE:
+        return any->kind == MT_BUF_Q8 && same_rows(in, any, any->width) &&
+               (op->in[1] < 0 || same_rows(buffer_of(p, op->in[1], MT_BUF_Q8), any, any->width));
     case MT_OP_LINEAR: return check_linear(p, op, any);
     case MT_OP_ROPE_TABLE:
         return out && out->rows == MT_ROWS_ALL && out->width % 2 == 0 &&

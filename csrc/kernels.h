@@ -46,7 +46,8 @@ typedef struct mt_kernels {
     /* acc[column][32] += w[k][32] * x[column][k], k ascending. */
     void (*mm_f32)(const float *w, int n, const float *x, size_t x_stride, int n_cols, float *acc);
 
-    void (*quantize)(const float *x, int n, mt_q8_block *out);
+    /* x, or where `coarse` is not NULL x - coarse. */
+    void (*quantize)(const float *x, const mt_q8_block *coarse, int n, mt_q8_block *out);
     /* Per group: out (+)= weight * x / sqrt(mean(x^2) + eps); weight may be NULL or one group long. */
     void (*norm)(const float *x, const float *weight, int weight_len, int n, int group, float eps,
                  int accumulate, float *out);

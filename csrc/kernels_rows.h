@@ -36,9 +36,15 @@ static inline vf vf_exp(vf x) {
     return vf_select_lt(x, low, vf_set1(0.0f), vf_scale2(p, n));
 }
 
-static void quantize(const float *x, int n, mt_q8_block *out) {
+/* With `coarse`, quantizes what it left: x - d * q. */
+static void quantize(const float *x, const mt_q8_block *coarse, int n, mt_q8_block *out) {
     for (int b = 0; b < n / 32; b++, x += 32, out++) {
-        const vf x0 = vf_load(x), x1 = vf_load(x + 16);
+        vf x0 = vf_load(x), x1 = vf_load(x + 16);
+        if (coarse) {
+            const vf minus_d = vf_set1(-coarse[b].d);
+            x0 = vf_fma(minus_d, vf_load_i8((const uint8_t *)coarse[b].q), x0);
+            x1 = vf_fma(minus_d, vf_load_i8((const uint8_t *)coarse[b].q + 16), x1);
+        }
         const float amax = vf_hmax(vf_max(vf_abs(x0), vf_abs(x1)));
         const float inverse = amax > 0.0f ? 127.0f / amax : 0.0f;
         const vi q0 = vf_round_i32(vf_mul(x0, vf_set1(inverse)));

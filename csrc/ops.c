@@ -38,7 +38,7 @@ static void run_norm(mt_engine *e, int at, int thread) {
         e->kernels->norm(mt_row_f32(e, op->in[0], r), w ? w->values : NULL, w ? (int)w->cols : 0,
                          out->width, op->i[0], op->f[0], op->flags & MT_FLAG_ACCUMULATE, to);
         if (out->kind == MT_BUF_Q8)
-            e->kernels->quantize(to, out->width, mt_row_q8(e, op->out, r));
+            e->kernels->quantize(to, NULL, out->width, mt_row_q8(e, op->out, r));
     }
 }
 
@@ -47,7 +47,9 @@ static void run_quantize(mt_engine *e, int at, int thread) {
     const mt_op *op = &e->ops[at];
     const mt_buffer *out = &e->buffers[op->out];
     EACH_ITEM(r, mt_rows_of(e, out))
-        e->kernels->quantize(mt_row_f32(e, op->in[0], r), out->width, mt_row_q8(e, op->out, r));
+        e->kernels->quantize(mt_row_f32(e, op->in[0], r),
+                             op->in[1] >= 0 ? mt_row_q8(e, op->in[1], r) : NULL, out->width,
+                             mt_row_q8(e, op->out, r));
 }
 
 static void run_glu(mt_engine *e, int at, int thread) {
@@ -62,7 +64,7 @@ static void run_glu(mt_engine *e, int at, int thread) {
                                            : mt_row_f32(e, op->out, r) + first;
         e->kernels->glu(gate, gate + out->width, n, op->i[0], to);
         if (out->kind == MT_BUF_Q8)
-            e->kernels->quantize(to, n, mt_row_q8(e, op->out, r) + first / MT_BLOCK);
+            e->kernels->quantize(to, NULL, n, mt_row_q8(e, op->out, r) + first / MT_BLOCK);
     }
 }
 

@@ -40,10 +40,13 @@ static void multiply_blocks(mt_engine *e, const mt_op *op, const mt_weight *w, c
     const int n_blocks = (int)(w->cols / MT_BLOCK);
     const size_t stride = (size_t)e->buffers[op->in[0]].row_bytes;
     const mt_q8_block *x = mt_row_q8(e, op->in[0], first);
+    const mt_q8_block *rest = op->in[1] >= 0 ? mt_row_q8(e, op->in[1], first) : NULL;
     for (int b = 0; b < n_blocks; b += MT_K_BLOCKS) {
         const int run = n_blocks - b < MT_K_BLOCKS ? n_blocks - b : MT_K_BLOCKS;
         k->unpack(w->layout, tile, b, run, s->codes, s->scales, s->mins);
         k->mm_q8(w->layout, s->codes, s->scales, s->mins, run, x + b, stride, n, s->acc);
+        if (rest)
+            k->mm_q8(w->layout, s->codes, s->scales, s->mins, run, rest + b, stride, n, s->acc);
     }
 }
 

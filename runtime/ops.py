@@ -114,16 +114,17 @@ OPS: dict[OpKind, OpSpec] = {
         ),
         OpSpec(
             OpKind.QUANTIZE,
-            inputs=("x",),
-            meaning="per 32 values: d = max|x| / 127, q = round_half_even(x * (127 / max|x|))",
+            inputs=("x", "coarse"),
+            meaning="per 32 values: d = max|x| / 127, q = round_half_even(x * (127 / max|x|)); "
+            "with a Q8 `coarse`, of what it left: x - coarse",
         ),
         OpSpec(
             OpKind.LINEAR,
-            inputs=("x",),
+            inputs=("x", "rest"),
             weights=("w0", "w1", "w2", "b0", "b1", "b2"),
             ints=("out_col",),
             meaning="out[:, out_col:] (+)= concat(x @ w0.T + b0, x @ w1.T + b1, x @ w2.T + b2); "
-            "x is Q8 for block formats, F32 for F32/F16/BF16 weights",
+            "x is Q8 for block formats, F32 for F32/F16/BF16 weights; a Q8 `rest` is added to x",
         ),
         OpSpec(
             OpKind.ROPE_TABLE,

@@ -236,16 +236,19 @@ class PlanBuilder:
 
     def quantize(self, x: int) -> int:
         if x not in self._quantized:
-            source = self.buffers[x]
-            if source.width % Q8_BLOCK:
-                raise ModelError(
-                    f"rows of {source.width} values cannot be quantized in blocks of {Q8_BLOCK}; "
-                    "convert the model with F16 weights"
-                )
-            out = self._buffer(f"{source.name.split('.')[0]}_q8", source.width, BufferKind.Q8)
-            self.buffers[out].rows = source.rows
-            self._quantized[x] = self._record(Op(OpKind.QUANTIZE, out, inputs=(x,)))
+            self._quantized[x] = self._quantize(x, "q8")
         return self._quantized[x]
+
+    def _quantize(self, x: int, suffix: str, coarse: int = -1) -> int:
+        source = self.buffers[x]
+        if source.width % Q8_BLOCK:
+            raise ModelError(
+                f"rows of {source.width} values cannot be quantized in blocks of {Q8_BLOCK}; "
+                "convert the model with F16 weights"
+            )
+        name = f"{source.name.split('.')[0]}_{suffix}"
+        out = self._buffer(name, source.width, BufferKind.Q8, source.rows)
+        return self._record(Op(OpKind.QUANTIZE, out, inputs=(x, coarse)))
 
     def linear(
         self,
@@ -256,10 +259,12 @@ class PlanBuilder:
         add_to: int = -1,
         name: str = "linear",
         logits: bool = False,
+        precise: bool = False,
     ) -> int:
         """Stacked products x @ w.T (+ b); x is quantized where the weights are in blocks.
 
         Neighbouring weights of one kind become one op, so mixed files record one op per run.
+        precise: x is held in two Q8 planes, the second for what the first left, 15 bits in all.
         """
         widths = [self.tensors[w].shape[0] for w in weights]
         rows = self.buffers[x].rows
@@ -276,11 +281,13 @@ class PlanBuilder:
             ):
                 stop += 1
             pad = [-1] * (_MAX_SEGMENTS - (stop - start))
+            coarse = x if is_float else self.quantize(x)
+            rest = self._quantize(x, "rest", coarse) if precise and not is_float else -1
             self._record(
                 Op(
                     OpKind.LINEAR,
                     out,
-                    inputs=(x if is_float else self.quantize(x),),
+                    inputs=(coarse, rest),
                     weights=tuple([*weights[start:stop], *pad, *biases[start:stop], *pad]),
                     ints=(col,),
                     accumulate=add_to >= 0,

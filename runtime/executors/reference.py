@@ -171,10 +171,13 @@ class ReferenceExecutor:
         run.store(op, rms_norm(x, weight, op.int_of("group"), op.float_of("eps")))
 
     def _quantize(self, run: _Run, op: Op) -> None:
-        run.store(op, run.floats(op.inputs[0]))
+        x, coarse = run.floats(op.inputs[0]), op.inputs[1]
+        run.store(op, x if coarse < 0 else x - run.floats(coarse))
 
     def _linear(self, run: _Run, op: Op) -> None:
         x = run.floats(op.inputs[0])
+        if op.inputs[1] >= 0:
+            x = x + run.floats(op.inputs[1])
         parts = []
         for segment in ("0", "1", "2"):
             w, bias = self._weight(op, f"w{segment}"), self._weight(op, f"b{segment}")

@@ -80,7 +80,8 @@ class Recording:
         name = "token_embd.weight" if is_tied else "output.weight"
         weight = p.weight(name, c.vocab_size, c.dim)
         bias = p.optional("output.bias", c.vocab_size)
-        p.linear(normed, [weight], biases=[bias], name="logits", logits=True)
+        # The noise of these activations would go straight into the logits, a quarter of all noise.
+        p.linear(normed, [weight], biases=[bias], name="logits", logits=True, precise=True)
 
     # -- inside -----------------------------------------------------------------------------
 
