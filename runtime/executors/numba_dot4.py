@@ -12,7 +12,8 @@ from typing import Any
 from llvmlite import ir
 from numba.core import types
 
-from .numba_vectors import I32, I32X16, INTS, LANES, call, constant, intrinsic, spread, target_has
+from .numba_llvm import I32, INTS, LANES, call, constant, spread, target_has
+from .numba_vectors import I32X16, intrinsic
 
 
 @intrinsic

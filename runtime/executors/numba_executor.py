@@ -8,6 +8,7 @@ numba keeps the machine code on disk, so the next process loads it in a fraction
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -49,6 +50,8 @@ _KV_DTYPES = {KvType.F16: np.uint16, KvType.F32: np.float32}  # uint16: the bits
 _NO_FLOATS = np.empty((0, 0), np.float32)
 _NO_WEIGHT = np.empty(0, np.float32)
 _NO_Q8 = Q8Views(*(np.empty((0, 0), dtype) for dtype in (np.int8, np.int32, np.float32)))
+_SPINS = "GOMP_SPINCOUNT"
+_SPIN_SETTINGS = {_SPINS, "OMP_WAIT_POLICY"}  # with either, the user has decided
 # One of numba's threading layers ends the process when two threads start parallel kernels.
 _ONE_AT_A_TIME = threading.Lock()
 
@@ -82,6 +85,21 @@ class _Rows:
 _Call = Callable[[_Rows], None]
 
 
+def _start_threads() -> None:
+    """Starts numba's threads, so that they wait briefly for work and then sleep.
+
+    GNU OpenMP by default spins for milliseconds, which starves the very thread it waits for when
+    another program has a core; it reads its environment once, when numba first loads it.
+    """
+    if _SPIN_SETTINGS & os.environ.keys():
+        return
+    os.environ[_SPINS] = "2000"  # about 0.1 ms
+    try:
+        numba.get_num_threads()
+    finally:
+        del os.environ[_SPINS]
+
+
 class NumbaExecutor:
     name = "numba"
 
@@ -97,6 +115,7 @@ class NumbaExecutor:
     ) -> None:
         if block_tokens % LANES:
             raise ModelError(f"blocks of {block_tokens} tokens; use a multiple of {LANES}")
+        _start_threads()
         most = self.most_threads()
         if n_threads is not None and not 1 <= n_threads <= most:
             raise ModelError(f"{n_threads} threads; use 1 to {most}, or set NUMBA_NUM_THREADS")

@@ -14,15 +14,25 @@ from typing import Any
 
 from llvmlite import ir
 from numba import extending
-from numba.core import cgutils, types
+from numba.core import types
 from numba.extending import models, register_model
 
-LANES = 16
+from .numba_llvm import (
+    FLOATS,
+    I32,
+    INTS,
+    LANES,
+    SHORTS,
+    call,
+    constant,
+    narrow,
+    spread,
+    target_has,
+    widen,
+)
+
 intrinsic: Any = extending.intrinsic  # its declared type has the hidden first argument
-I32, F16, F32 = ir.IntType(32), ir.HalfType(), ir.FloatType()
-INTS, HALVES, FLOATS = (ir.VectorType(t, LANES) for t in (I32, F16, F32))
 _NIBBLES = 0x0F0F0F0F
-_ALWAYS = {"x86_64": ("sse2",), "aarch64": ("fma",), "arm64": ("fma",)}  # never listed
 
 
 class VectorType(types.Type):
@@ -43,31 +53,7 @@ I32X16 = VectorType("i32x16", INTS)
 F32X16 = VectorType("f32x16", FLOATS)
 
 
-# -- for code generators ----------------------------------------------------------------------
-
-
-def constant(vector: ir.VectorType, value: float) -> ir.Constant:
-    return ir.Constant(vector, [value] * vector.count)
-
-
-def spread(builder: Any, value: Any) -> Any:
-    """The scalar in every lane."""
-    undefined = ir.Constant(ir.VectorType(value.type, LANES), ir.Undefined)
-    first = builder.insert_element(undefined, value, ir.Constant(I32, 0))
-    return builder.shuffle_vector(first, undefined, constant(INTS, 0))
-
-
-def call(builder: Any, name: str, returns: Any, args: list[Any]) -> Any:
-    """Calls an LLVM intrinsic by name."""
-    fn_type = ir.FunctionType(returns, [a.type for a in args])
-    return builder.call(cgutils.get_or_insert_function(builder.module, fn_type, name), args)
-
-
-def target_has(context: Any, feature: str) -> bool:
-    """Whether the CPU that numba compiles for has an LLVM feature (NUMBA_CPU_NAME counts)."""
-    triple, _, features = context.codegen().magic_tuple()
-    part_of_architecture = _ALWAYS.get(triple.split("-")[0], ())
-    return feature in part_of_architecture or f"+{feature}" in features.split(",")
+# -- code generators ---------------------------------------------------------------------------
 
 
 def _address(builder: Any, pointer: Any, at: Any, to: Any) -> Any:
@@ -232,11 +218,10 @@ def load(typing: Any, values: Any, at: Any) -> Any:
     """16 values as float32; a uint16 array holds the bits of float16."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        is_half = signature.args[0].dtype == types.uint16
-        stored = HALVES if is_half else FLOATS
-        address = _address(builder, args[0], args[1], stored)
-        loaded = builder.load(address, align=2 if is_half else 4)
-        return builder.fpext(loaded, FLOATS) if is_half else loaded
+        if signature.args[0].dtype == types.uint16:
+            halves = builder.load(_address(builder, args[0], args[1], SHORTS), align=2)
+            return widen(context, builder, halves)
+        return builder.load(_address(builder, args[0], args[1], FLOATS), align=4)
 
     return F32X16(values, types.intp), generate
 
@@ -275,7 +260,7 @@ def store_rounded(typing: Any, values: Any, at: Any, value: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         value = args[2]
         if signature.args[0].dtype == types.uint16:
-            value = builder.fptrunc(value, F16)
+            value = narrow(context, builder, value)
         address = _address(builder, args[0], args[1], value.type)
         builder.store(value, address)
         return context.get_dummy_value()

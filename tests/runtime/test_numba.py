@@ -1,5 +1,6 @@
 """The numba executor against the reference, and that a row never feels its neighbours."""
 
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -151,3 +152,9 @@ def test_limits_are_refused_with_their_numbers() -> None:
 
 def test_loading_warms_up_and_says_so() -> None:
     assert numba_executor(tiny_model()).warm_up_ms > 0
+
+
+def test_starting_threads_leaves_the_environment_as_it_was() -> None:
+    before = dict(os.environ)
+    numba_executor(tiny_model())
+    assert dict(os.environ) == before

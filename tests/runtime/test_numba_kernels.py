@@ -1,14 +1,15 @@
 """The pieces below the numba executor: repacking, dot products per CPU, exp, quantization."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from martlet.quant.formats import FORMATS
-from martlet.runtime.executors import numba_dot4, numba_vectors
+from martlet.runtime.executors import numba_dot4, numba_llvm, numba_vectors
 from martlet.runtime.executors.numba_math import exp
 from martlet.runtime.executors.numba_rowops import Q8Views, embed_quantized, quantize_rows
-from martlet.runtime.executors.numba_vectors import I32X16, intrinsic, load, pointer, store
+from martlet.runtime.executors.numba_vectors import F32X16, I32X16, intrinsic, load, pointer, store
 from martlet.runtime.executors.numba_weights import RECIPES, pack_quantized
 from martlet.runtime.executors.reference import quantize_q8
 from martlet.runtime.ops import q8_row_bytes
@@ -18,6 +19,7 @@ from numba.core.registry import cpu_target
 
 from .tiny import BLOCK_FORMATS, random_tensor
 
+HOST = cpu_target.target_context
 EXP_TOLERANCE = 2.5e-7  # two units in the last place of float32
 
 
@@ -49,7 +51,7 @@ def _dot4_of(row: tuple[Any, ...] | None) -> Any:
         if row is None:
             return numba_dot4._plain(builder, *args)
         _, build, lanes, name = row
-        return build(builder, lanes, name, *args[:2], numba_vectors.spread(builder, args[2]))
+        return build(builder, lanes, name, *args[:2], numba_llvm.spread(builder, args[2]))
 
     dot = intrinsic(lambda typing, acc, codes, x: (I32X16(I32X16, I32X16, types.int32), generate))
 
@@ -62,15 +64,11 @@ def _dot4_of(row: tuple[Any, ...] | None) -> Any:
     return run
 
 
-def _host_has(feature: str) -> bool:
-    return numba_vectors.target_has(cpu_target.target_context, feature)
-
-
 @pytest.mark.parametrize(
     "row", [None, *numba_dot4._X86], ids=lambda r: r[2:] and str(r[3]) if r else "plain"
 )
 def test_every_dot_product_gives_the_same_integers(row: tuple[Any, ...] | None) -> None:
-    if row is not None and not _host_has(row[0]):
+    if row is not None and not numba_llvm.target_has(HOST, row[0]):
         pytest.skip(f"this CPU has no {row[0]}")
     run, rng = _dot4_of(row), np.random.default_rng(1)
     for codes, x in (
@@ -81,6 +79,53 @@ def test_every_dot_product_gives_the_same_integers(row: tuple[Any, ...] | None) 
         out, start = np.empty(16, np.float32), np.array([-1000], np.int32)
         run(codes.astype(np.uint8), x.astype(np.int8).view(np.int32), start, out)
         np.testing.assert_array_equal(out, codes.reshape(16, 4) @ x - 1000)
+
+
+# -- float16, and the arithmetic that stands in for it on CPUs without ---------------------------
+
+_OLD_CPU = SimpleNamespace(codegen=lambda: SimpleNamespace(magic_tuple=lambda: ("x86_64", "", "")))
+
+
+@pytest.mark.parametrize("context", [HOST, _OLD_CPU], ids=["host", "old"])
+def test_every_half_float_widens_and_narrows(context: Any) -> None:
+    @intrinsic
+    def widened(typing: Any, halves: Any, at: Any) -> Any:
+        def generate(_: Any, builder: Any, signature: Any, args: Any) -> Any:
+            to = numba_llvm.SHORTS.as_pointer()
+            address = builder.bitcast(builder.gep(args[0], [args[1]]), to)
+            return numba_llvm.widen(context, builder, builder.load(address, align=2))
+
+        return F32X16(halves, types.intp), generate
+
+    @intrinsic
+    def narrowed(typing: Any, value: Any) -> Any:
+        def generate(_: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return numba_llvm.narrow(context, builder, args[0])
+
+        return types.uint16(types.float32), generate
+
+    @njit
+    def run(bits: np.ndarray, floats: np.ndarray, values: np.ndarray, back: np.ndarray) -> None:
+        for i in range(0, bits.size, 16):
+            store(pointer(floats), i, widened(pointer(bits), i))
+        for j in range(values.size):
+            back[j] = narrowed(values[j])
+
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    halves, floats = bits.view(np.float16), np.empty(1 << 16, np.float32)
+    with np.errstate(over="ignore"):
+        known = np.sort(halves[np.isfinite(halves)].astype(np.float32))
+        between = np.concatenate([known, (known[1:] + known[:-1]) / 2])  # ties
+        around = [np.nextafter(between, np.float32(towards)) for towards in (-np.inf, np.inf)]
+        extremes = np.array([np.inf, -np.inf, 65519.9, 65520, 1e30, 1e-30, -1e-45], np.float32)
+        values = np.concatenate([between, *around, extremes])
+        expected = values.astype(np.float16)
+    back = np.empty(len(values), np.uint16)
+    run(bits, floats, values, back)
+    np.testing.assert_array_equal(floats, halves.astype(np.float32))
+    np.testing.assert_array_equal(back, expected.view(np.uint16))
+    run(bits, floats, np.array([np.nan], np.float32), back)
+    assert np.isnan(back[:1].view(np.float16))
 
 
 # -- exp and quantization -----------------------------------------------------------------------
