@@ -3,7 +3,7 @@ Knows no details of any; everything heavy is imported inside the commands, so th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
@@ -17,7 +17,7 @@ from martlet.scripts.pull import pull
 from martlet.scripts.run import run
 from martlet.scripts.serve import serve
 
-COMMANDS = {
+COMMANDS: dict[str, Callable[..., None]] = {
     "run": run,
     "chat": chat,
     "serve": serve,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from martlet.scripts import options
@@ -34,7 +34,7 @@ def list_names(as_json: bool) -> None:
     from rich.table import Table
 
     cache = cache_folder()
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "name": model.name,
             "title": model.title,

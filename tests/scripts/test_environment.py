@@ -41,6 +41,7 @@ class Installs:
         self.asked.append((tuple(extras), native))
         folder = venv / "lib/python3/site-packages/martlet/runtime/executors"
         folder.mkdir(parents=True, exist_ok=True)
+        (venv / "install.log").write_text("fine\nkernels.c:3: error: no such thing\nninja: stopped")
         if native and self.builds:
             (folder / "libmartlet.so").touch()
 
@@ -147,6 +148,8 @@ def test_broken_c_code_stops_the_tests_but_not_the_start(
     assert "did not build" in capsys.readouterr().err
     with pytest.raises(SetupError, match=r"did not build.*install\.log"):
         environment.prepare(root, (), native_must_build=True)
+    shown = capsys.readouterr().err.splitlines()
+    assert shown[-2:] == ["kernels.c:3: error: no such thing", "ninja: stopped"]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"root": 1}', '{"root":"","extras":1}'])
