@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
-from .numba_math import exp, helper, quantize, store_upto
-from .numba_rowops import HeadShape, Q8Views
+from .numba_math import Q8Views, exp, helper, quantize, store_upto
+from .numba_rowops import HeadShape
 from .numba_vectors import (
     add,
     advance,

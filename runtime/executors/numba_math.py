@@ -7,7 +7,7 @@ know: ops, plans, threads. Pointers as in numba_vectors; every function is inlin
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -36,6 +36,14 @@ Q8_D, Q8_S, Q8_DS, Q8_H, Q8_DH = 8, 9, 10, 11, 13
 _LARGEST = np.float32(np.finfo(np.float32).max)
 
 helper = njit(nogil=True, forceinline=True)
+
+
+class Q8Views(NamedTuple):
+    """The bytes of a Q8 buffer, (max_rows, row_bytes), seen as three types."""
+
+    codes: np.ndarray  # int8
+    words: np.ndarray  # int32
+    floats: np.ndarray  # float32
 
 
 @helper

@@ -5,8 +5,8 @@ not know: plans, steps or block formats. Lanes are weight rows. Every (row, toke
 its blocks in ascending order by one thread, and the four-token kernel repeats the one-token
 kernel's arithmetic exactly, so a result does not depend on how many tokens came along.
 
-Quantized rows come as two views of the same bytes: words (int32: four codes, or a sum) and floats
-(float32), each (max_rows, row_bytes / 4).
+Of a quantized row the kernels read words (int32: four codes, or a sum) and floats (float32), which
+are views of the same bytes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from numba import njit, prange
 
 from .numba_dot4 import dot4
+from .numba_math import Q8_D, Q8_DH, Q8_DS, Q8_H, Q8Views, helper
 from .numba_vectors import (
     add,
     add_i,
@@ -40,13 +41,9 @@ _GROUPS = BLOCK // 4  # four-byte groups of a block
 _HALF = _GROUPS // 2
 _VECTOR_BYTES = 4 * LANES
 _BATCH = 4  # tokens that share one load of weights
-# Where the parts of a quantized row start, in words per block; see ops.q8_row_bytes.
-_D, _DS, _H, _DH = 8, 10, 11, 13
-
-_helper = njit(nogil=True, forceinline=True)
 
 
-@_helper
+@helper
 def _groups(codes: Any, is_nibbles: bool, b: int, g: int) -> Any:
     """Group g of the first half of block b and of its second, for 16 rows."""
     if is_nibbles:
@@ -56,14 +53,14 @@ def _groups(codes: Any, is_nibbles: bool, b: int, g: int) -> Any:
     return load_bytes(codes, at), load_bytes(codes, at + _HALF * _VECTOR_BYTES)
 
 
-@_helper
+@helper
 def _start(bias: Any, words: Any, n_blocks: int, b: int) -> Any:
     """Integer accumulators of the halves: minus bias times the sum of their activations."""
-    at = _H * n_blocks + 2 * b
+    at = Q8_H * n_blocks + 2 * b
     return splat_i(-bias * words[at]), splat_i(-bias * words[at + 1])
 
 
-@_helper
+@helper
 def _fold(
     acc: Any,
     first: Any,
@@ -77,9 +74,9 @@ def _fold(
     b: int,
 ) -> Any:
     """Adds the integer sums and the offsets of block b to the result, scaled."""
-    d = splat(floats[_D * n_blocks + b])
+    d = splat(floats[Q8_D * n_blocks + b])
     if has_halves:
-        at, sums = 2 * b * LANES, _DH * n_blocks + 2 * b
+        at, sums = 2 * b * LANES, Q8_DH * n_blocks + 2 * b
         acc = fma(to_float(first), mul(load(scale, at), d), acc)
         acc = fma(to_float(second), mul(load(scale, at + LANES), d), acc)
         if has_offset:
@@ -89,11 +86,11 @@ def _fold(
     at = b * LANES
     acc = fma(to_float(add_i(first, second)), mul(load(scale, at), d), acc)
     if has_offset:
-        acc = fma(load(offset, at), splat(floats[_DS * n_blocks + b]), acc)
+        acc = fma(load(offset, at), splat(floats[Q8_DS * n_blocks + b]), acc)
     return acc
 
 
-@_helper
+@helper
 def _dot_1(
     codes: Any,
     scale: Any,
@@ -118,7 +115,7 @@ def _dot_1(
     return acc
 
 
-@_helper
+@helper
 def _dot_4(
     codes: Any,
     scale: Any,
@@ -157,7 +154,7 @@ def _dot_4(
     return acc0, acc1, acc2, acc3
 
 
-@_helper
+@helper
 def _emit(acc: Any, bias: Any, has_bias: bool, out: Any, n: int, adds: bool) -> None:
     """Writes the first n of a tile's results at out, or adds them to what is there."""
     if has_bias:
@@ -213,16 +210,22 @@ def _quantized_tile(
 def linear_quantized(
     w: QuantizedMatrix,
     bias: np.ndarray,
-    words: np.ndarray,
-    floats: np.ndarray,
+    x: Q8Views,
+    rest: Q8Views,
     n_tokens: int,
     out: np.ndarray,
     col: int,
     adds: bool,
 ) -> None:
-    """out (max_rows, width) float32; bias is empty or one float32 per weight row."""
+    """out (max_rows, width) float32; bias is empty or one float32 per weight row.
+
+    What `rest` holds, if it is not empty, is added to x: its products to the products of x.
+    """
+    no_bias, has_rest = bias[:0], rest.codes.size > 0
     for tile in prange((w.n_rows + LANES - 1) // LANES):
-        _quantized_tile(w, tile, bias, words, floats, n_tokens, out, col, adds)
+        _quantized_tile(w, tile, bias, x.words, x.floats, n_tokens, out, col, adds)
+        if has_rest:
+            _quantized_tile(w, tile, no_bias, rest.words, rest.floats, n_tokens, out, col, True)
 
 
 @njit(nogil=True)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit, prange
 
-from .numba_math import exp, helper, inverse_rms, load_upto, quantize, store_upto
+from .numba_math import Q8_D, Q8Views, exp, helper, inverse_rms, load_upto, quantize, store_upto
 from .numba_vectors import (
     add,
     advance,
@@ -33,14 +33,6 @@ _kernel = njit(parallel=True, nogil=True, cache=True)
 _SILU = 0
 
 
-class Q8Views(NamedTuple):
-    """The bytes of a Q8 buffer, (max_rows, row_bytes), seen as three types."""
-
-    codes: np.ndarray  # int8
-    words: np.ndarray  # int32
-    floats: np.ndarray  # float32
-
-
 @helper
 def _quantize_row(x: Any, q8: Q8Views, row: int, n_blocks: int, first: int, n: int) -> None:
     codes = advance(pointer(q8.codes), row * q8.codes.shape[1])
@@ -50,19 +42,29 @@ def _quantize_row(x: Any, q8: Q8Views, row: int, n_blocks: int, first: int, n: i
 
 
 @njit(nogil=True)
-def _quantize_rows(x: np.ndarray, q8: Q8Views, start: int, stop: int) -> None:
-    n_blocks = x.shape[1] // BLOCK
+def _quantize_rows(x: np.ndarray, coarse: Q8Views, q8: Q8Views, start: int, stop: int) -> None:
+    width, is_rest = x.shape[1], coarse.codes.size > 0
+    n_blocks, d_at = width // BLOCK, Q8_D * (width // BLOCK)
+    scratch = np.empty(width, np.float32)
     for row in range(start, stop):
-        _quantize_row(advance(pointer(x), row * x.shape[1]), q8, row, n_blocks, 0, n_blocks)
+        source = advance(pointer(x), row * width)
+        if is_rest:
+            codes = advance(pointer(coarse.codes), row * coarse.codes.shape[1])
+            d = advance(pointer(coarse.floats), row * coarse.floats.shape[1] + d_at)
+            for i in range(width):
+                scratch[i] = source[i] - np.float32(codes[i]) * d[i // BLOCK]
+            source = pointer(scratch)
+        _quantize_row(source, q8, row, n_blocks, 0, n_blocks)
 
 
 @_kernel
-def quantize_rows(x: np.ndarray, q8: Q8Views, n_rows: int) -> None:
+def quantize_rows(x: np.ndarray, coarse: Q8Views, q8: Q8Views, n_rows: int) -> None:
+    """x, or where `coarse` is not empty what that left of x."""
     if n_rows <= _FEW_ROWS:
-        _quantize_rows(x, q8, 0, n_rows)
+        _quantize_rows(x, coarse, q8, 0, n_rows)
     else:
         for row in prange(n_rows):
-            _quantize_rows(x, q8, row, row + 1)
+            _quantize_rows(x, coarse, q8, row, row + 1)
 
 
 @njit(nogil=True)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,14 +10,16 @@ from martlet.runtime.errors import ModelError
 from martlet.runtime.executors.numba_executor import NumbaExecutor
 from martlet.runtime.executors.reference import ReferenceExecutor
 from martlet.runtime.ops import KvType
+from martlet.runtime.step import Step
 
-from .op_cases import OP_CASES, OpCase
+from .op_cases import OP_CASES, OpBuilder, OpCase
 from .tiny import BLOCK_FORMATS, Chunk, TinyModel, make_step, run_tokens, tiny_model
 
 OP_TOLERANCE = 2e-5  # max |a - b| / max |b| of one op: float rounding alone
 # A value on a rounding boundary of the int8 activations may fall to the other side, and then moves
 # a product by one step of 1/254 of the block's largest value.
 QUANTIZED_TOLERANCE = 2e-2
+PRECISE_TOLERANCE = 1e-4  # as before, but a step is 254 times smaller
 ARCHS = ("llama", "qwen2", "qwen3", "gemma3")
 TOKENS = [int(t) for t in np.random.default_rng(0).integers(0, 32, 75)]
 MOST_THREADS = NumbaExecutor.most_threads()
@@ -37,6 +40,24 @@ def test_every_op(case: OpCase) -> None:
     tolerance = QUANTIZED_TOLERANCE if case.show_blocks else OP_TOLERANCE
     for mine, expected in zip(case.run(NumbaExecutor), case.run(ReferenceExecutor), strict=True):
         assert relative_error(mine, expected) <= tolerance
+
+
+@pytest.mark.parametrize("fmt", BLOCK_FORMATS)
+def test_precise_products(fmt: str) -> None:
+    """With two planes the products are those of the floats, to 15 bits."""
+
+    def precise(b: OpBuilder, x: int) -> int:
+        weight = b.new("w", fmt, 21, 512, std=512**-0.5)
+        return b.plan.linear(x, [weight], biases=[b.new("b", "F32", 21)], precise=True)
+
+    steps = [make_step([Chunk(TOKENS[:n], 0, range(4))]) for n in (1, 7)]
+    case = OpCase(f"precise-{fmt}", 512, precise, [_within(step, 23) for step in steps])
+    for mine, expected in zip(case.run(NumbaExecutor), case.run(ReferenceExecutor), strict=True):
+        assert relative_error(mine, expected) <= PRECISE_TOLERANCE
+
+
+def _within(step: Step, vocab_size: int) -> Step:
+    return replace(step, tokens=step.tokens % vocab_size)
 
 
 @pytest.mark.parametrize("kv_type", KvType)
@@ -132,7 +153,7 @@ def test_what_other_sequences_left_in_the_pool_is_not_seen() -> None:
     model = tiny_model(formats=("Q8_0",))
     fresh, used = numba_executor(model), numba_executor(model)
     run_tokens(used, TOKENS)
-    for pool in (*used._keys, *used._values):
+    for pool in (*used._memory.keys, *used._memory.values):
         pool[pool == 0] = 0x7E00  # NaN in slots never written
     np.testing.assert_array_equal(run_tokens(used, TOKENS[:9]), run_tokens(fresh, TOKENS[:9]))
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from martlet.quant.formats import FORMATS
 from martlet.runtime.executors import numba_dot4, numba_llvm, numba_vectors
-from martlet.runtime.executors.numba_math import exp
-from martlet.runtime.executors.numba_rowops import Q8Views, embed_quantized, quantize_rows
+from martlet.runtime.executors.numba_math import Q8Views, exp
+from martlet.runtime.executors.numba_rowops import embed_quantized, quantize_rows
 from martlet.runtime.executors.numba_vectors import F32X16, I32X16, intrinsic, load, pointer, store
 from martlet.runtime.executors.numba_weights import RECIPES, pack_quantized
 from martlet.runtime.executors.reference import quantize_q8
@@ -153,10 +153,14 @@ def test_exp_of_the_extremes() -> None:
     np.testing.assert_array_equal(out[:7], [0, np.inf, np.nan, 0, np.inf, 1, 1])
 
 
-def _quantized(x: np.ndarray) -> Q8Views:
-    rows = np.zeros((len(x), q8_row_bytes(x.shape[1])), np.uint8)
-    q8 = Q8Views(rows.view(np.int8), rows.view(np.int32), rows.view(np.float32))
-    quantize_rows(x, q8, len(x))
+def _q8_rows(n_rows: int, width: int) -> Q8Views:
+    rows = np.zeros((n_rows, q8_row_bytes(width) if n_rows else 0), np.uint8)
+    return Q8Views(rows.view(np.int8), rows.view(np.int32), rows.view(np.float32))
+
+
+def _quantized(x: np.ndarray, coarse: Q8Views | None = None) -> Q8Views:
+    q8 = _q8_rows(*x.shape)
+    quantize_rows(x, coarse or _q8_rows(0, 0), q8, len(x))
     return q8
 
 
@@ -185,3 +189,12 @@ def test_a_value_that_is_not_finite_shows_in_its_scale(bad: float) -> None:
     mine = _quantized(x)
     assert not np.isfinite(mine.floats[0, 16])
     assert mine.floats[0, 17] == np.float32(1) / np.float32(127)  # the block beside it is whole
+
+
+def test_the_rest_holds_what_the_coarse_plane_left() -> None:
+    x = np.random.default_rng(6).standard_normal((5, 64)).astype(np.float32)
+    coarse = _quantized(x)
+    left = x - quantize_q8(x).floats()
+    rest, expected = _quantized(x, coarse), quantize_q8(left)
+    np.testing.assert_array_equal(rest.codes[:, :64], expected.q)
+    np.testing.assert_array_equal(rest.floats[:, 16:18], expected.d)

@@ -1,0 +1,277 @@
+"""Binds each op of a plan to its numba kernel and to the arrays that the kernel reads and writes.
+
+Owns: packed weights, and which kernel an op calls with what. Must not know: models, schedulers,
+threads, or the arithmetic inside kernels. Called once, at load, by numba_executor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+
+from ..ops import BufferKind, KvType, OpKind, RopeStyle, RowKind
+from ..plan import FLOAT_FORMATS, Op, Plan, PlanTensor
+from ..step import Step
+from ..weights import WeightSource
+from .numba_attention import attention
+from .numba_math import Q8Views
+from .numba_matmul import linear_float, linear_quantized
+from .numba_rowops import (
+    HeadShape,
+    embed_float,
+    embed_quantized,
+    glu,
+    norm,
+    quantize_rows,
+    rope_kv,
+    rope_table,
+)
+from .numba_weights import (
+    LANES,
+    RECIPES,
+    FloatMatrix,
+    QuantizedMatrix,
+    aligned,
+    pack_floats,
+    pack_quantized,
+)
+
+_KV_DTYPES = {KvType.F16: np.uint16, KvType.F32: np.float32}  # uint16: the bits of float16
+_NO_FLOATS = np.empty((0, 0), np.float32)
+_NO_WEIGHT = np.empty(0, np.float32)
+_NO_Q8 = Q8Views(*(np.empty((0, 0), dtype) for dtype in (np.int8, np.int32, np.float32)))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A step's arrays as the kernels want them."""
+
+    tokens: np.ndarray  # (n_rows) int32
+    positions: np.ndarray  # (n_rows) int32
+    row_seq: np.ndarray  # (n_rows) int32 index into block_table
+    slots: np.ndarray  # (n_rows) int32
+    block_table: np.ndarray  # (n_seqs, table_width) int32
+    out_rows: np.ndarray  # (n_out) int32
+    counts: dict[RowKind, int]
+
+    @classmethod
+    def of(cls, step: Step, block_tokens: int) -> Rows:
+        # Copies, because numba compiles every kernel again for a read-only array.
+        tokens, positions, table, out_rows = (
+            np.array(a, np.int32, order="C")
+            for a in (step.tokens, step.positions, step.block_table, step.out_rows)
+        )
+        row_seq = np.repeat(np.arange(step.n_seqs, dtype=np.int32), np.diff(step.seq_start))
+        blocks = table[row_seq, positions // block_tokens]
+        slots = blocks * np.int32(block_tokens) + positions % np.int32(block_tokens)
+        counts = {RowKind.ALL: len(tokens), RowKind.OUT: len(out_rows)}
+        return cls(tokens, positions, row_seq, slots, table, out_rows, counts)
+
+
+Call = Callable[[Rows], None]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What ops read and write: buffers by buffer id, and the KV pool by layer."""
+
+    floats: list[np.ndarray]  # the logits' entry is replaced in every step
+    q8: list[Q8Views]
+    keys: list[np.ndarray]
+    values: list[np.ndarray]
+    block_tokens: int
+
+    @classmethod
+    def of(cls, plan: Plan, block_tokens: int, n_blocks: int, kv_type: KvType) -> Memory:
+        arena = aligned((plan.arena_bytes,), np.uint8)
+        floats, q8 = [_NO_FLOATS] * len(plan.buffers), [_NO_Q8] * len(plan.buffers)
+        for i, b in enumerate(plan.buffers):
+            if b.offset < 0:
+                continue
+            rows = arena[b.offset : b.offset + b.row_bytes * plan.max_rows]
+            rows = rows.reshape(plan.max_rows, b.row_bytes)
+            if b.kind is BufferKind.Q8:
+                q8[i] = Q8Views(rows.view(np.int8), rows.view(np.int32), rows.view(np.float32))
+            else:
+                floats[i] = rows.view(np.float32)
+        dtype, n_slots = _KV_DTYPES[kv_type], n_blocks * block_tokens
+        widths = [-(-k.value_dim // LANES) * LANES for k in plan.kv_layers]
+        keys = [np.zeros(n_slots * k.kv_heads * k.head_dim, dtype) for k in plan.kv_layers]
+        values = [
+            np.zeros(n_slots * k.kv_heads * width, dtype)
+            for k, width in zip(plan.kv_layers, widths, strict=True)
+        ]
+        return cls(floats, q8, keys, values, block_tokens)
+
+    def layer(self, n: int) -> tuple[np.ndarray, np.ndarray, int]:
+        return self.keys[n], self.values[n], self.block_tokens
+
+
+class Binder:
+    def __init__(self, plan: Plan, weights: WeightSource, memory: Memory, n_threads: int) -> None:
+        self._plan = plan
+        self._weights = weights
+        self._memory = memory
+        self._n_threads = n_threads
+        self._packed: dict[tuple[str, ...], QuantizedMatrix | FloatMatrix] = {}
+
+    def calls(self) -> list[Call]:
+        """The calls that are one step, in order."""
+        bind = self._binders()
+        return [call for op in self._plan.ops for call in bind[op.kind](op)]
+
+    def _pack(self, names: tuple[str, ...]) -> QuantizedMatrix | FloatMatrix:
+        if names not in self._packed:
+            is_float = self._weights.format_name(names[0]) in FLOAT_FORMATS
+            self._packed[names] = (
+                pack_floats(names, self._weights)
+                if is_float
+                else pack_quantized(names, self._weights, self._n_threads)
+            )
+        return self._packed[names]
+
+    def _vector(self, tensor: int) -> np.ndarray:
+        """A tensor of one dimension as floats (float64 for tables), empty where there is none."""
+        if tensor < 0:
+            return _NO_WEIGHT
+        found = self._plan.tensors[tensor]
+        return self._weights.dequantized(found.name) if found.values is None else found.values
+
+    def _floats(self, buffer: int) -> np.ndarray:
+        return self._memory.floats[buffer] if buffer >= 0 else _NO_FLOATS
+
+    def _q8(self, buffer: int) -> Q8Views:
+        return self._memory.q8[buffer] if buffer >= 0 else _NO_Q8
+
+    def _sink(self, op: Op) -> tuple[np.ndarray, Q8Views, RowKind]:
+        """The op's output as floats and quantized, one of them empty, and its kind of rows."""
+        return self._floats(op.out), self._q8(op.out), self._plan.buffers[op.out].rows
+
+    # -- ops: each method returns the calls that do the op -----------------------------------
+
+    def _binders(self) -> dict[OpKind, Callable[[Op], list[Call]]]:
+        return {
+            OpKind.EMBED: self._embed,
+            OpKind.NORM: self._norm,
+            OpKind.QUANTIZE: self._quantize,
+            OpKind.LINEAR: self._linear,
+            OpKind.ROPE_TABLE: self._rope_table,
+            OpKind.ROPE_KV: self._rope_kv,
+            OpKind.ATTENTION: self._attention,
+            OpKind.GLU: self._glu,
+            OpKind.ADD: self._add,
+            OpKind.TAKE_ROWS: self._take_rows,
+        }
+
+    def _embed(self, op: Op) -> list[Call]:
+        table = self._pack((self._plan.tensors[op.weight_of("table")].name,))
+        scale, out = np.float32(op.float_of("scale")), self._floats(op.out)
+        if isinstance(table, QuantizedMatrix):
+            quantized = table  # the type of a captured variable is not narrowed
+            return [lambda rows: embed_quantized(quantized, rows.tokens, scale, out)]
+        floats = table
+        return [lambda rows: embed_float(floats, rows.tokens, scale, out)]
+
+    def _norm(self, op: Op) -> list[Call]:
+        x, weight = self._floats(op.inputs[0]), self._vector(op.weight_of("weight"))
+        group, eps, adds = op.int_of("group"), np.float32(op.float_of("eps")), op.accumulate
+        out, q8, kind = self._sink(op)
+        return [lambda rows: norm(x, weight, group, eps, out, adds, q8, rows.counts[kind])]
+
+    def _quantize(self, op: Op) -> list[Call]:
+        x, coarse = self._floats(op.inputs[0]), self._q8(op.inputs[1])
+        _, q8, kind = self._sink(op)
+        return [lambda rows: quantize_rows(x, coarse, q8, rows.counts[kind])]
+
+    def _linear(self, op: Op) -> list[Call]:
+        """One call for each run of neighbouring weights of one form."""
+        pairs = zip(op.weights[:3], op.weights[3:], strict=True)
+        segments = [(self._plan.tensors[w], self._vector(b)) for w, b in pairs if w >= 0]
+        calls, col = [], op.int_of("out_col")
+        for _, run in groupby(segments, lambda segment: _form(segment[0].format)):
+            parts = list(run)
+            matrix = self._pack(tuple(tensor.name for tensor, _ in parts))
+            calls.append(self._linear_call(op, matrix, _stacked_bias(parts), col))
+            col += matrix.n_rows
+        return calls
+
+    def _linear_call(
+        self, op: Op, w: QuantizedMatrix | FloatMatrix, bias: np.ndarray, col: int
+    ) -> Call:
+        # The logits are another array in every step, so `out` is looked up then.
+        floats, out, adds, kind = self._memory.floats, op.out, op.accumulate, self._sink(op)[2]
+        if isinstance(w, QuantizedMatrix):
+            q8, rest = self._q8(op.inputs[0]), self._q8(op.inputs[1])
+            return lambda rows: linear_quantized(
+                w, bias, q8, rest, rows.counts[kind], floats[out], col, adds
+            )
+        x = self._floats(op.inputs[0])
+        return lambda rows: linear_float(w, bias, x, rows.counts[kind], floats[out], col, adds)
+
+    def _rope_table(self, op: Op) -> list[Call]:
+        inv_freq, out = self._vector(op.weight_of("inv_freq")), self._floats(op.out)
+        factor = op.float_of("factor")
+        return [lambda rows: rope_table(rows.positions, inv_freq, factor, out)]
+
+    def _rope_kv(self, op: Op) -> list[Call]:
+        qkv, trig = self._floats(op.out), self._floats(op.inputs[1])
+        q_norm, k_norm = self._vector(op.weight_of("q_norm")), self._vector(op.weight_of("k_norm"))
+        shape, eps = HeadShape(*op.ints[:4]), np.float32(op.float_of("eps"))
+        n_rot, is_half = op.int_of("n_rot"), op.int_of("style") == RopeStyle.HALF
+        keys, values, block_tokens = self._memory.layer(op.int_of("kv_layer"))
+        return [
+            lambda rows: rope_kv(
+                qkv, trig, q_norm, k_norm, eps, shape, n_rot, is_half, rows.slots, keys, values,
+                block_tokens,
+            )
+        ]  # fmt: skip
+
+    def _attention(self, op: Op) -> list[Call]:
+        x, (out, q8, _) = self._floats(op.inputs[0]), self._sink(op)
+        shape, scale = HeadShape(*op.ints[:4]), np.float32(op.float_of("scale"))
+        window, n_threads = op.int_of("window"), self._n_threads
+        keys, values, block_tokens = self._memory.layer(op.int_of("kv_layer"))
+        return [
+            lambda rows: attention(
+                x, shape, keys, values, block_tokens, scale, window, rows.block_table,
+                rows.row_seq, rows.positions, out, q8, n_threads,
+            )
+        ]  # fmt: skip
+
+    def _glu(self, op: Op) -> list[Call]:
+        x, activation, (out, q8, kind) = (
+            self._floats(op.inputs[0]),
+            op.int_of("activation"),
+            self._sink(op),
+        )
+        return [lambda rows: glu(x, activation, out, q8, rows.counts[kind])]
+
+    def _add(self, op: Op) -> list[Call]:
+        x, (out, _, kind) = self._floats(op.inputs[0]), self._sink(op)
+
+        def add(rows: Rows) -> None:
+            out[: rows.counts[kind]] += x[: rows.counts[kind]]
+
+        return [add]
+
+    def _take_rows(self, op: Op) -> list[Call]:
+        x, out = self._floats(op.inputs[0]), self._floats(op.out)
+
+        def take_rows(rows: Rows) -> None:
+            out[: len(rows.out_rows)] = x[rows.out_rows]
+
+        return [take_rows]
+
+
+def _form(format_name: str) -> object:
+    """What weights must have in common to stand in one matrix."""
+    return "float" if format_name in FLOAT_FORMATS else RECIPES[format_name].form
+
+
+def _stacked_bias(parts: Sequence[tuple[PlanTensor, np.ndarray]]) -> np.ndarray:
+    if not any(bias.size for _, bias in parts):
+        return _NO_WEIGHT
+    return np.concatenate([b if b.size else np.zeros(t.shape[0], np.float32) for t, b in parts])
