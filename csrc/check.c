@@ -43,8 +43,8 @@ static int check_linear(const mt_plan *p, const mt_op *op, const mt_buffer *out)
     const mt_buffer *in = &p->buffers[op->in[0]];
     int64_t width = op->i[0];
     if (width < 0 || in->rows != out->rows || in->is_logits || op->w[0] < 0) return 0;
-    if (op->in[1] >= 0 && (in->kind != MT_BUF_Q8 ||
-                           !same_rows(buffer_of(p, op->in[1], MT_BUF_Q8), in, in->width)))
+    if (op->in[1] >= 0 &&
+        (in->kind != MT_BUF_Q8 || !same_rows(buffer_of(p, op->in[1], MT_BUF_Q8), in, in->width)))
         return 0;
     for (int s = 0; s < 3 && op->w[s] >= 0; s++) {
         const mt_tensor *w = matrix_of(p, op->w[s], in->width);
@@ -104,7 +104,8 @@ static int check_op(const mt_plan *p, const mt_op *op) {
                is_vector(p, op->w[0], MT_F64, out->width / 2);
     case MT_OP_ROPE_KV: return out && out->rows == MT_ROWS_ALL && check_rope_kv(p, op, out);
     case MT_OP_ATTENTION: return any->rows == MT_ROWS_ALL && check_attention(p, op, any);
-    case MT_OP_GLU: return same_rows(in, any, 2 * (int64_t)any->width) && (op->i[0] == 0 || op->i[0] == 1);
+    case MT_OP_GLU:
+        return same_rows(in, any, 2 * (int64_t)any->width) && (op->i[0] == 0 || op->i[0] == 1);
     case MT_OP_ADD: return same_rows(in, out, any->width);
     case MT_OP_TAKE_ROWS:
         return in && out && in->rows == MT_ROWS_ALL && out->rows == MT_ROWS_OUT &&
@@ -114,9 +115,11 @@ static int check_op(const mt_plan *p, const mt_op *op) {
 }
 
 static int check_buffer(const mt_plan *p, const mt_buffer *b) {
-    if (b->width < 1 || b->width > 1 << 24 || (b->rows != MT_ROWS_ALL && b->rows != MT_ROWS_OUT)) return 0;
+    if (b->width < 1 || b->width > 1 << 24 || (b->rows != MT_ROWS_ALL && b->rows != MT_ROWS_OUT))
+        return 0;
     if (b->kind != MT_BUF_F32 && (b->kind != MT_BUF_Q8 || b->width % MT_BLOCK)) return 0;
-    const int64_t row_bytes = b->kind == MT_BUF_Q8 ? (int64_t)mt_q8_row_bytes(b->width) : 4 * (int64_t)b->width;
+    const int64_t row_bytes =
+        b->kind == MT_BUF_Q8 ? (int64_t)mt_q8_row_bytes(b->width) : 4 * (int64_t)b->width;
     if (b->row_bytes != row_bytes) return 0;
     if (b->is_logits) return b->is_logits == 1 && b->kind == MT_BUF_F32 && b->rows == MT_ROWS_OUT;
     return b->offset >= 0 && b->offset % 64 == 0 && b->offset <= p->arena_bytes &&
@@ -130,23 +133,30 @@ static int buffer_is_used(const mt_plan *p, int32_t id) {
 }
 
 static int check_tensor(const mt_tensor *t) {
-    if (!t->data || t->rows < 1 || t->cols < 1 || t->rows > INT64_C(1) << 32 || t->cols > 1 << 24) return 0;
+    if (!t->data || t->rows < 1 || t->cols < 1 || t->rows > INT64_C(1) << 32 || t->cols > 1 << 24)
+        return 0;
     if (t->format == MT_F64) return t->rows == 1 && t->n_bytes == t->cols * 8;
     const mt_layout *f = mt_layout_of(t->format);
-    return f && t->cols % f->raw_block == 0 && t->n_bytes == t->rows * (t->cols / f->raw_block) * f->raw_bytes;
+    return f && t->cols % f->raw_block == 0 &&
+           t->n_bytes == t->rows * (t->cols / f->raw_block) * f->raw_bytes;
 }
 
 int32_t mt_check_plan(const mt_plan *p, const mt_options *o, char *err) {
-    if (p->n_ops < 1 || p->n_buffers < 1 || p->n_tensors < 1 || p->n_kv_layers < 0 || p->max_rows < 1 ||
-        p->arena_bytes < 0 || p->max_rows > 1 << 20)
-        return mt_fail(err, "plan has %d ops, %d buffers, %d tensors, %d rows: not a plan", p->n_ops,
-                       p->n_buffers, p->n_tensors, p->max_rows);
-    if (o->block_tokens < 16 || o->block_tokens % 16 || o->block_tokens > 1 << 16 || o->n_blocks < 1)
-        return mt_fail(err, "KV blocks of %d tokens (%d of them): use a multiple of 16", o->block_tokens, o->n_blocks);
-    if (o->n_threads < 1 || o->n_threads > 1024) return mt_fail(err, "%d threads: use 1 to 1024", o->n_threads);
-    if (o->kv_type != MT_KV_F16 && o->kv_type != MT_KV_F32) return mt_fail(err, "KV type %d is unknown", o->kv_type);
+    if (p->n_ops < 1 || p->n_buffers < 1 || p->n_tensors < 1 || p->n_kv_layers < 0 ||
+        p->max_rows < 1 || p->arena_bytes < 0 || p->max_rows > 1 << 20)
+        return mt_fail(err, "plan has %d ops, %d buffers, %d tensors, %d rows: not a plan",
+                       p->n_ops, p->n_buffers, p->n_tensors, p->max_rows);
+    if (o->block_tokens < 16 || o->block_tokens % 16 || o->block_tokens > 1 << 16 ||
+        o->n_blocks < 1)
+        return mt_fail(err, "KV blocks of %d tokens (%d of them): use a multiple of 16",
+                       o->block_tokens, o->n_blocks);
+    if (o->n_threads < 1 || o->n_threads > 1024)
+        return mt_fail(err, "%d threads: use 1 to 1024", o->n_threads);
+    if (o->kv_type != MT_KV_F16 && o->kv_type != MT_KV_F32)
+        return mt_fail(err, "KV type %d is unknown", o->kv_type);
     for (int32_t i = 0; i < p->n_kv_layers; i++)
-        if (p->kv_layers[i].kv_heads < 1 || p->kv_layers[i].head_dim < 1 || p->kv_layers[i].value_dim < 1)
+        if (p->kv_layers[i].kv_heads < 1 || p->kv_layers[i].head_dim < 1 ||
+            p->kv_layers[i].value_dim < 1)
             return mt_fail(err, "KV layer %d has no size", i);
     for (int32_t i = 0; i < p->n_buffers; i++)
         if (buffer_is_used(p, i) && !check_buffer(p, &p->buffers[i]))
@@ -158,7 +168,8 @@ int32_t mt_check_plan(const mt_plan *p, const mt_options *o, char *err) {
                            p->tensors[i].format, (long long)p->tensors[i].rows,
                            (long long)p->tensors[i].cols, (long long)p->tensors[i].n_bytes);
     for (int32_t i = 0; i < p->n_ops; i++)
-        if (!check_op(p, &p->ops[i])) return mt_fail(err, "op %d of kind %d has operands that do not fit", i, p->ops[i].kind);
+        if (!check_op(p, &p->ops[i]))
+            return mt_fail(err, "op %d of kind %d has operands that do not fit", i, p->ops[i].kind);
     return 0;
 }
 
@@ -166,9 +177,11 @@ static int32_t check_rows(const mt_engine *e, const mt_step *s, int32_t seq, cha
     const int64_t reach = (int64_t)s->table_width * e->block_tokens;
     for (int32_t r = s->seq_start[seq]; r < s->seq_start[seq + 1]; r++) {
         if (s->tokens[r] < 0 || s->tokens[r] >= e->n_tokens)
-            return mt_fail(err, "token %d of row %d is outside the vocabulary of %lld", s->tokens[r], r, (long long)e->n_tokens);
+            return mt_fail(err, "token %d of row %d is outside the vocabulary of %lld",
+                           s->tokens[r], r, (long long)e->n_tokens);
         if (s->positions[r] < 0 || s->positions[r] >= reach)
-            return mt_fail(err, "position %d of row %d is outside its block table of %lld slots", s->positions[r], r, (long long)reach);
+            return mt_fail(err, "position %d of row %d is outside its block table of %lld slots",
+                           s->positions[r], r, (long long)reach);
         if (r > s->seq_start[seq] && s->positions[r] != s->positions[r - 1] + 1)
             return mt_fail(err, "rows %d and %d of one sequence are not neighbours", r - 1, r);
     }
@@ -176,7 +189,8 @@ static int32_t check_rows(const mt_engine *e, const mt_step *s, int32_t seq, cha
     for (int32_t b = 0; b <= last / e->block_tokens; b++) {
         const int32_t id = s->block_table[(int64_t)seq * s->table_width + b];
         if (id < 0 || id >= e->n_blocks)
-            return mt_fail(err, "block %d of sequence %d is %d, the pool has %d", b, seq, id, e->n_blocks);
+            return mt_fail(err, "block %d of sequence %d is %d, the pool has %d", b, seq, id,
+                           e->n_blocks);
     }
     return 0;
 }
@@ -184,11 +198,14 @@ static int32_t check_rows(const mt_engine *e, const mt_step *s, int32_t seq, cha
 int32_t mt_check_step(const mt_engine *e, const mt_step *s, char *err) {
     if (s->n_rows < 1 || s->n_rows > e->plan.max_rows || s->n_seqs < 1 || s->n_seqs > s->n_rows ||
         s->n_out < 0 || s->n_out > s->n_rows || s->table_width < 1 || (s->n_out && !s->logits))
-        return mt_fail(err, "step of %d rows, %d sequences, %d outputs; at most %d rows fit", s->n_rows, s->n_seqs, s->n_out, e->plan.max_rows);
+        return mt_fail(err, "step of %d rows, %d sequences, %d outputs; at most %d rows fit",
+                       s->n_rows, s->n_seqs, s->n_out, e->plan.max_rows);
     if (s->seq_start[0] != 0 || s->seq_start[s->n_seqs] != s->n_rows)
-        return mt_fail(err, "sequences cover rows %d to %d of %d", s->seq_start[0], s->seq_start[s->n_seqs], s->n_rows);
+        return mt_fail(err, "sequences cover rows %d to %d of %d", s->seq_start[0],
+                       s->seq_start[s->n_seqs], s->n_rows);
     for (int32_t seq = 0; seq < s->n_seqs; seq++) {
-        if (s->seq_start[seq] < 0 || s->seq_start[seq + 1] > s->n_rows || s->seq_start[seq] >= s->seq_start[seq + 1])
+        if (s->seq_start[seq] < 0 || s->seq_start[seq + 1] > s->n_rows ||
+            s->seq_start[seq] >= s->seq_start[seq + 1])
             return mt_fail(err, "sequence %d covers no rows", seq);
         if (check_rows(e, s, seq, err)) return -1;
     }

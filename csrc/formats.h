@@ -26,7 +26,15 @@
 
 enum { MT_TILE_ROWS = 32, MT_BLOCK = 32, MT_SUPER = 256 };
 
-enum mt_codes { MT_CODES_N4, MT_CODES_N4H1, MT_CODES_N4P2, MT_CODES_B8, MT_CODES_P2, MT_CODES_P2H1, MT_CODES_FLOAT };
+enum mt_codes {
+    MT_CODES_N4,
+    MT_CODES_N4H1,
+    MT_CODES_N4P2,
+    MT_CODES_B8,
+    MT_CODES_P2,
+    MT_CODES_P2H1,
+    MT_CODES_FLOAT
+};
 
 /* Where a weight's value comes from: w = d * (code - bias), w = d * code + m,
  * w = d * s * (code - bias), w = d * s * code - dmin * m. */
@@ -97,6 +105,8 @@ typedef struct mt_q8_block {
 } mt_q8_block;
 _Static_assert(sizeof(mt_q8_block) == 64, "an activation block is one cache line");
 
-static inline size_t mt_q8_row_bytes(int64_t width) { return (size_t)width / MT_BLOCK * sizeof(mt_q8_block); }
+static inline size_t mt_q8_row_bytes(int64_t width) {
+    return (size_t)width / MT_BLOCK * sizeof(mt_q8_block);
+}
 
 #endif

@@ -10,23 +10,23 @@ enum { MT_SPLIT = 256 }; /* positions of one attention split, aligned at absolut
 /* How keys and values of one layer lie in a block of the pool, in elements:
  * per kv head: K as [token group of 16][head_dim][16 tokens], then V as [token][v_stride]. */
 typedef struct mt_kv_view {
-    const uint8_t *base;    /* block 0 of the layer */
-    size_t block_bytes;     /* one block of the layer, all heads */
-    size_t head_bytes;      /* one kv head inside it */
-    size_t v_offset_bytes;  /* V inside a head */
+    const uint8_t *base;   /* block 0 of the layer */
+    size_t block_bytes;    /* one block of the layer, all heads */
+    size_t head_bytes;     /* one kv head inside it */
+    size_t v_offset_bytes; /* V inside a head */
     int32_t block_tokens;
     int32_t head_dim;
     int32_t value_dim;
-    int32_t v_stride;       /* value_dim rounded up to 16 */
-    int32_t type;           /* mt_kv_type */
-    const int32_t *blocks;  /* block ids of the sequence, by position / block_tokens */
+    int32_t v_stride;      /* value_dim rounded up to 16 */
+    int32_t type;          /* mt_kv_type */
+    const int32_t *blocks; /* block ids of the sequence, by position / block_tokens */
 } mt_kv_view;
 
 /* Query vectors that read the same keys: rows x head group. */
 typedef struct mt_attn_rows {
-    int32_t n;              /* query vectors, at most MT_ATTN_MAX_ROWS */
-    const float *q[64];     /* (head_dim) each */
-    int32_t begin[64];      /* visible positions [begin, end) of each */
+    int32_t n;          /* query vectors, at most MT_ATTN_MAX_ROWS */
+    const float *q[64]; /* (head_dim) each */
+    int32_t begin[64];  /* visible positions [begin, end) of each */
     int32_t end[64];
     float scale;
 } mt_attn_rows;
@@ -48,7 +48,7 @@ typedef struct mt_kernels {
 
     /* x, or where `coarse` is not NULL x - coarse. */
     void (*quantize)(const float *x, const mt_q8_block *coarse, int n, mt_q8_block *out);
-    /* Per group: out (+)= weight * x / sqrt(mean(x^2) + eps); weight may be NULL or one group long. */
+    /* Per group: out (+)= weight * x / sqrt(mean(x^2) + eps); weight: NULL or one group or n. */
     void (*norm)(const float *x, const float *weight, int weight_len, int n, int group, float eps,
                  int accumulate, float *out);
     void (*glu)(const float *gate, const float *up, int n, int activation, float *out);

@@ -31,8 +31,8 @@ static inline const uint8_t *value_row(const mt_kv_view *kv, int32_t position) {
 }
 
 /* Scores of `n` query vectors against `groups` groups of 16 keys. */
-ALWAYS_INLINE void score_tile(int n, int groups, int type, const uint8_t *const *keys,
-                              int head_dim, const float *const *q, vf scale, float *const *out) {
+ALWAYS_INLINE void score_tile(int n, int groups, int type, const uint8_t *const *keys, int head_dim,
+                              const float *const *q, vf scale, float *const *out) {
     vf sum[ATTN_ROWS][2];
     for (int r = 0; r < n; r++)
         for (int g = 0; g < groups; g++) sum[r][g] = vf_set1(0.0f);
@@ -215,5 +215,6 @@ static void attend_merge(float m, float l, const float *o, int n, float *big_m, 
 
 static void attend_finish(const float *o, float l, int n, float *out) {
     const vf inverse = vf_set1(1.0f / l);
-    for (int i = 0; i < n; i += 16) store_part(out + i, vf_mul(load_part(o + i, 16), inverse), n - i);
+    for (int i = 0; i < n; i += 16)
+        store_part(out + i, vf_mul(load_part(o + i, 16), inverse), n - i);
 }

@@ -66,8 +66,8 @@ ALWAYS void unpack_scales(const mt_layout *f, const uint8_t *scale, const uint8_
         unpack_codes(kind, lookup, tile + mt_block_offset(f, b + i), codes + (size_t)i * 1024);    \
     break
 
-static void unpack(const mt_layout *f, const uint8_t *tile, int64_t b, int n_blocks,
-                   uint8_t *codes, float *scales, float *mins) {
+static void unpack(const mt_layout *f, const uint8_t *tile, int64_t b, int n_blocks, uint8_t *codes,
+                   float *scales, float *mins) {
     switch (f->codes) {
     case MT_CODES_N4:
         if (f->is_lookup) {
@@ -93,6 +93,11 @@ ALWAYS int32_t biased_start(int32_t n8, int bias) {
     return bias == 0 ? 0 : bias == 4 ? n8 / 2 : n8 * (bias / 8);
 }
 
+/* Column c of the activations. */
+ALWAYS const mt_q8_block *column(const mt_q8_block *x, size_t x_stride, int c) {
+    return (const mt_q8_block *)(const void *)((const char *)x + (size_t)c * x_stride);
+}
+
 /* COLS columns x HALVES halves of a tile. All attributes but the pointers are compile-time. */
 ALWAYS void mm_tile(int cols, int halves, int n_sub, int has_min, int bias, const uint8_t *codes,
                     const float *scales, const float *mins, int n_blocks, const mt_q8_block *x,
@@ -107,7 +112,7 @@ ALWAYS void mm_tile(int cols, int halves, int n_sub, int has_min, int bias, cons
             vi dot[MM_HALVES][MM_COLS];
 #pragma GCC unroll 6
             for (int c = 0; c < cols; c++) {
-                const mt_q8_block *xb = (const mt_q8_block *)(const void *)((const char *)x + (size_t)c * x_stride) + b;
+                const mt_q8_block *xb = column(x, x_stride, c) + b;
                 const int32_t n8 = n_sub == 1 ? xb->n8 : xb->nh8[sub];
                 const vi start = vi_set1(wide ? 0 : biased_start(n8, bias));
 #pragma GCC unroll 2
@@ -121,15 +126,15 @@ ALWAYS void mm_tile(int cols, int halves, int n_sub, int has_min, int bias, cons
                     w[h] = vb_load(codes + ((sub * 4 + g) * 2 + h) * 64);
 #pragma GCC unroll 6
                 for (int c = 0; c < cols; c++) {
-                    const mt_q8_block *xb = (const mt_q8_block *)(const void *)((const char *)x + (size_t)c * x_stride) + b;
+                    const mt_q8_block *xb = column(x, x_stride, c) + b;
                     const int8_t *q = xb->q + (sub * 4 + g) * 4;
 #pragma GCC unroll 2
                     for (int h = 0; h < halves; h++) {
 #if SIMD_HAS_DPBUSD
                         dot[h][c] = vi_dot(dot[h][c], w[h], q);
 #else
-                        dot[h][c] = wide ? vi_dot_wide(dot[h][c], w[h], q)
-                                         : vi_dot(dot[h][c], w[h], q);
+                        dot[h][c] =
+                            wide ? vi_dot_wide(dot[h][c], w[h], q) : vi_dot(dot[h][c], w[h], q);
 #endif
                     }
                 }
@@ -140,10 +145,12 @@ ALWAYS void mm_tile(int cols, int halves, int n_sub, int has_min, int bias, cons
                 const vf mw = has_min ? vf_load(mins + sub * 32 + h * 16) : dw;
 #pragma GCC unroll 6
                 for (int c = 0; c < cols; c++) {
-                    const mt_q8_block *xb = (const mt_q8_block *)(const void *)((const char *)x + (size_t)c * x_stride) + b;
-                    sum[h][c] = vf_fma(vf_mul(dw, vf_set1(xb->d)), vf_from_i32(dot[h][c]), sum[h][c]);
+                    const mt_q8_block *xb = column(x, x_stride, c) + b;
+                    sum[h][c] =
+                        vf_fma(vf_mul(dw, vf_set1(xb->d)), vf_from_i32(dot[h][c]), sum[h][c]);
                     if (has_min)
-                        sum[h][c] = vf_fma(mw, vf_set1(n_sub == 1 ? xb->ds : xb->dh[sub]), sum[h][c]);
+                        sum[h][c] =
+                            vf_fma(mw, vf_set1(n_sub == 1 ? xb->ds : xb->dh[sub]), sum[h][c]);
                 }
             }
         }
@@ -158,6 +165,7 @@ ALWAYS void mm_tile(int cols, int halves, int n_sub, int has_min, int bias, cons
 typedef void mm_tile_fn(const uint8_t *, const float *, const float *, int, const mt_q8_block *,
                         size_t, float *);
 
+/* clang-format off */
 /* One function per (bias class, columns): name, n_sub, has_min, bias. */
 #define MM_CLASSES(X)                                                                              \
     X(b0m, 1, 1, 0) X(b8, 1, 0, 8) X(b16, 1, 0, 16) X(b128, 1, 0, 128) X(b32s, 2, 0, 32)           \
@@ -171,14 +179,18 @@ typedef void mm_tile_fn(const uint8_t *, const float *, const float *, int, cons
                     mins + h * 16, n_blocks, x, x_stride, acc + h * 16);                           \
     }
 #if MM_COLS == 6
-#define MM_EACH_COLS(X, ...) X(1, __VA_ARGS__) X(2, __VA_ARGS__) X(3, __VA_ARGS__) X(4, __VA_ARGS__) X(5, __VA_ARGS__) X(6, __VA_ARGS__)
+#define MM_EACH_COLS(X, ...)                                                                       \
+    X(1, __VA_ARGS__) X(2, __VA_ARGS__) X(3, __VA_ARGS__)                                          \
+    X(4, __VA_ARGS__) X(5, __VA_ARGS__) X(6, __VA_ARGS__)
 #elif MM_COLS == 4
 #define MM_EACH_COLS(X, ...) X(1, __VA_ARGS__) X(2, __VA_ARGS__) X(3, __VA_ARGS__) X(4, __VA_ARGS__)
 #else
 #define MM_EACH_COLS(X, ...) X(1, __VA_ARGS__) X(2, __VA_ARGS__) X(3, __VA_ARGS__)
 #endif
+/* clang-format on */
 #define MM_DEFINE(cols, name, n_sub, has_min, bias) MM_FUNCTION(name, cols, n_sub, has_min, bias)
-#define MM_DEFINE_CLASS(name, n_sub, has_min, bias) MM_EACH_COLS(MM_DEFINE, name, n_sub, has_min, bias)
+#define MM_DEFINE_CLASS(name, n_sub, has_min, bias)                                                \
+    MM_EACH_COLS(MM_DEFINE, name, n_sub, has_min, bias)
 MM_CLASSES(MM_DEFINE_CLASS)
 #define MM_NAME(cols, name) mm_##name##_##cols,
 
@@ -204,9 +216,8 @@ static void mm_q8(const mt_layout *f, const uint8_t *codes, const float *scales,
     const int passes = (n_cols + MM_COLS - 1) / MM_COLS;
     for (int p = 0, c = 0; p < passes; p++) {
         const int cols = (n_cols - c + passes - p - 1) / (passes - p);
-        class->by_cols[cols - 1](codes, scales, mins, n_blocks,
-                                 (const mt_q8_block *)(const void *)((const char *)x + (size_t)c * x_stride),
-                                 x_stride, acc + c * 32);
+        class->by_cols[cols - 1](codes, scales, mins, n_blocks, column(x, x_stride, c), x_stride,
+                                 acc + c * 32);
         c += cols;
     }
 }
@@ -242,8 +253,7 @@ ALWAYS void mm_f32_tile(int cols, const float *w, int n, const float *x, size_t 
 #define MM_F32_CASE(cols, unused)                                                                  \
     case cols: mm_f32_tile(cols, w, n, x + (size_t)c * x_stride, x_stride, acc + c * 32); break;
 
-static void mm_f32(const float *w, int n, const float *x, size_t x_stride, int n_cols,
-                   float *acc) {
+static void mm_f32(const float *w, int n, const float *x, size_t x_stride, int n_cols, float *acc) {
     const int passes = (n_cols + MM_COLS - 1) / MM_COLS;
     for (int p = 0, c = 0; p < passes; p++) {
         const int cols = (n_cols - c + passes - p - 1) / (passes - p);

@@ -27,7 +27,8 @@ static inline vf vf_exp(vf x) {
     const vf a = vf_min(vf_max(x, low), vf_set1(88.0f));
     const vi n = vf_round_i32(vf_mul(a, vf_set1(1.44269504f)));
     const vf nf = vf_from_i32(n);
-    vf r = vf_fma(nf, vf_set1(-0.693145752f), a); /* ln 2 in two parts, the first exact in n * part */
+    /* ln 2 in two parts, the first exact in n * part */
+    vf r = vf_fma(nf, vf_set1(-0.693145752f), a);
     r = vf_fma(nf, vf_set1(-1.42860677e-6f), r);
     static const float taylor[] = {1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24,
                                    1.0f / 6,    0.5f,       1.0f,       1.0f};
@@ -84,8 +85,8 @@ static void norm(const float *x, const float *weight, int weight_len, int n, int
     }
 }
 
-/* silu(g) = g / (1 + exp(-g)); gelu_tanh(g) = g / (1 + exp(-2 z)), z = sqrt(2/pi) (g + 0.044715 g^3),
- * because (1 + tanh z) / 2 is the logistic function of 2 z. */
+/* silu(g) = g / (1 + exp(-g)); gelu_tanh(g) = g / (1 + exp(-2 z)) with
+ * z = sqrt(2/pi) (g + 0.044715 g^3), as (1 + tanh z) / 2 is the logistic function of 2 z. */
 static void glu(const float *gate, const float *up, int n, int activation, float *out) {
     const vf one = vf_set1(1.0f);
     for (int i = 0; i < n; i += 16) {

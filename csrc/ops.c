@@ -7,8 +7,8 @@
 
 int mt_take(mt_engine *e, int at, int phase, int n_items, int *begin, int *end) {
     const int run = n_items / (8 * e->n_threads) + 1; /* small enough that a slow core takes less */
-    const int first = atomic_fetch_add_explicit(&e->counters[at * 2 + phase], run,
-                                                memory_order_relaxed);
+    const int first =
+        atomic_fetch_add_explicit(&e->counters[at * 2 + phase], run, memory_order_relaxed);
     *begin = first;
     *end = first + run < n_items ? first + run : n_items;
     return first < n_items;
@@ -60,8 +60,8 @@ static void run_glu(mt_engine *e, int at, int thread) {
         const int r = item / chunks, first = item % chunks * MT_GLU_CHUNK;
         const int n = out->width - first < MT_GLU_CHUNK ? out->width - first : MT_GLU_CHUNK;
         const float *gate = mt_row_f32(e, op->in[0], r) + first;
-        float *to = out->kind == MT_BUF_Q8 ? e->scratch[thread].row
-                                           : mt_row_f32(e, op->out, r) + first;
+        float *to =
+            out->kind == MT_BUF_Q8 ? e->scratch[thread].row : mt_row_f32(e, op->out, r) + first;
         e->kernels->glu(gate, gate + out->width, n, op->i[0], to);
         if (out->kind == MT_BUF_Q8)
             e->kernels->quantize(to, NULL, n, mt_row_q8(e, op->out, r) + first / MT_BLOCK);
@@ -114,16 +114,19 @@ static void rotate(float *x, const float *trig, int n_rot, int style) {
 static void store_row_kv(mt_engine *e, const mt_kv_region *kv, int r, const float *k,
                          const float *v) {
     const int32_t position = e->step->positions[r];
-    const int32_t *blocks = e->step->block_table + (size_t)e->row_seq[r] * (size_t)e->step->table_width;
+    const int32_t *blocks =
+        e->step->block_table + (size_t)e->row_seq[r] * (size_t)e->step->table_width;
     const size_t in_block = (size_t)(position % e->block_tokens);
     const size_t width = e->kv_type == MT_KV_F16 ? 2 : 4;
     const size_t head_dim = (size_t)kv->shape.head_dim;
-    uint8_t *head = e->kv_memory + kv->offset + (size_t)blocks[position / e->block_tokens] * kv->block_bytes;
+    uint8_t *head =
+        e->kv_memory + kv->offset + (size_t)blocks[position / e->block_tokens] * kv->block_bytes;
     for (int h = 0; h < kv->shape.kv_heads; h++, head += kv->head_bytes) {
         uint8_t *key = head + (in_block / 16 * head_dim * 16 + in_block % 16) * width;
         uint8_t *value = head + kv->v_offset_bytes + in_block * (size_t)kv->v_stride * width;
         e->kernels->store_kv(k + (size_t)h * head_dim, kv->shape.head_dim, e->kv_type, 16, key);
-        e->kernels->store_kv(v + h * kv->shape.value_dim, kv->shape.value_dim, e->kv_type, 1, value);
+        e->kernels->store_kv(v + h * kv->shape.value_dim, kv->shape.value_dim, e->kv_type, 1,
+                             value);
     }
 }
 
@@ -135,9 +138,11 @@ static void run_rope_kv(mt_engine *e, int at, int thread) {
     EACH_ITEM(r, e->step->n_rows) {
         float *q = mt_row_f32(e, op->out, r), *k = q + q_width;
         if (op->w[0] >= 0)
-            e->kernels->norm(q, e->weights[op->w[0]].values, head_dim, q_width, head_dim, op->f[0], 0, q);
+            e->kernels->norm(q, e->weights[op->w[0]].values, head_dim, q_width, head_dim, op->f[0],
+                             0, q);
         if (op->w[1] >= 0)
-            e->kernels->norm(k, e->weights[op->w[1]].values, head_dim, k_width, head_dim, op->f[0], 0, k);
+            e->kernels->norm(k, e->weights[op->w[1]].values, head_dim, k_width, head_dim, op->f[0],
+                             0, k);
         for (int h = 0; n_rot && h < heads + kv_heads; h++)
             rotate(q + h * head_dim, mt_row_f32(e, op->in[1], r), n_rot, op->i[5]);
         store_row_kv(e, &e->kv[op->i[6]], r, k, k + k_width);
@@ -145,9 +150,14 @@ static void run_rope_kv(mt_engine *e, int at, int thread) {
 }
 
 mt_op_fn *const mt_op_table[MT_N_OP_KINDS] = {
-    [MT_OP_EMBED] = run_embed,           [MT_OP_NORM] = run_norm,
-    [MT_OP_QUANTIZE] = run_quantize,     [MT_OP_LINEAR] = mt_run_linear,
-    [MT_OP_ROPE_TABLE] = run_rope_table, [MT_OP_ROPE_KV] = run_rope_kv,
-    [MT_OP_ATTENTION] = mt_run_attention, [MT_OP_GLU] = run_glu,
-    [MT_OP_ADD] = run_add,               [MT_OP_TAKE_ROWS] = run_take_rows,
+    [MT_OP_EMBED] = run_embed,
+    [MT_OP_NORM] = run_norm,
+    [MT_OP_QUANTIZE] = run_quantize,
+    [MT_OP_LINEAR] = mt_run_linear,
+    [MT_OP_ROPE_TABLE] = run_rope_table,
+    [MT_OP_ROPE_KV] = run_rope_kv,
+    [MT_OP_ATTENTION] = mt_run_attention,
+    [MT_OP_GLU] = run_glu,
+    [MT_OP_ADD] = run_add,
+    [MT_OP_TAKE_ROWS] = run_take_rows,
 };

@@ -96,8 +96,8 @@ void mt_run_linear(mt_engine *e, int at, int thread) {
             const int chunk = item / n_tiles;
             const int first = (int)((int64_t)n * chunk / chunks);
             const int count = (int)((int64_t)n * (chunk + 1) / chunks) - first;
-            const uint8_t *tile = p.weight->packed +
-                                  (size_t)p.tile * mt_tile_bytes(p.weight->layout, p.weight->cols);
+            const uint8_t *tile =
+                p.weight->packed + (size_t)p.tile * mt_tile_bytes(p.weight->layout, p.weight->cols);
             for (int i = 0; i < count * MT_TILE_ROWS; i++) s->acc[i] = 0.0f;
             if (p.weight->layout->codes == MT_CODES_FLOAT)
                 multiply_floats(e, op, p.weight, tile, first, count, s);

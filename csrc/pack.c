@@ -8,7 +8,7 @@
 /* 32 columns of one row, in no particular packing. */
 typedef struct {
     uint8_t code[32];
-    uint16_t d, m;     /* half-precision scale and minimum (of the super-block for K formats) */
+    uint16_t d, m;      /* half-precision scale and minimum (of the super-block for K formats) */
     uint8_t s[2], t[2]; /* 8-bit scales and minima of the sub-blocks */
 } raw_block;
 
@@ -76,7 +76,7 @@ static void read_super(int format, const uint8_t *p, int j, raw_block *b) {
         }
         b->d = load_u16(p + 108);
         break;
-    case MT_Q4_K: /* d | dmin | scales[12] | qs[128] */
+    case MT_Q4_K:   /* d | dmin | scales[12] | qs[128] */
     case MT_Q5_K: { /* d | dmin | scales[12] | qh[32] | qs[128] */
         const uint8_t *qs = p + (format == MT_Q4_K ? 16 : 48) + j / 2 * 32;
         for (int i = 0; i < 32; i++) {
@@ -183,16 +183,16 @@ void mt_pack_tile(const mt_layout *f, const uint8_t *raw, int64_t rows, int64_t 
 
 static uint8_t get_code(int kind, const uint8_t *in, int row, int i) {
     const int half = row / 16, group = i / 4, byte = row % 16 * 4 + i % 4;
-    const uint8_t nibble = (uint8_t)(in[half * 256 + (group & 3) * 64 + byte] >> (group < 4 ? 0 : 4) & 15);
-    const uint8_t two = (uint8_t)(in[half * 128 + group / 4 * 64 + byte] >> 2 * (group & 3) & 3);
+    const int pair = half * 128 + group / 4 * 64 + byte, shift = 2 * (group & 3);
+    const uint8_t nibbles = in[half * 256 + (group & 3) * 64 + byte];
+    const uint8_t nibble = group < 4 ? nibbles & 15 : nibbles >> 4;
+    const uint8_t two = (uint8_t)(in[pair] >> shift & 3);
     switch (kind) {
     case MT_CODES_B8: return in[half * 512 + group * 64 + byte];
     case MT_CODES_P2: return two;
     case MT_CODES_P2H1: return (uint8_t)(two | (in[256 + half * 64 + byte] >> group & 1) << 2);
     case MT_CODES_N4H1: return (uint8_t)(nibble | (in[512 + half * 64 + byte] >> group & 1) << 4);
-    case MT_CODES_N4P2:
-        return (uint8_t)(nibble |
-                         (in[512 + half * 128 + group / 4 * 64 + byte] >> 2 * (group & 3) & 3) << 4);
+    case MT_CODES_N4P2: return (uint8_t)(nibble | (in[512 + pair] >> shift & 3) << 4);
     default: return nibble;
     }
 }

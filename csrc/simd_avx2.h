@@ -35,15 +35,27 @@ static inline void vf_store(float *p, vf x) {
     _mm256_storeu_ps(p + 8, x.b);
 }
 static inline vf vf_set1(float x) { return VF2(_mm256_set1_ps(x), _mm256_set1_ps(x)); }
-static inline vf vf_add(vf x, vf y) { return VF2(_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)); }
-static inline vf vf_sub(vf x, vf y) { return VF2(_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)); }
-static inline vf vf_mul(vf x, vf y) { return VF2(_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)); }
-static inline vf vf_div(vf x, vf y) { return VF2(_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)); }
+static inline vf vf_add(vf x, vf y) {
+    return VF2(_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b));
+}
+static inline vf vf_sub(vf x, vf y) {
+    return VF2(_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b));
+}
+static inline vf vf_mul(vf x, vf y) {
+    return VF2(_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b));
+}
+static inline vf vf_div(vf x, vf y) {
+    return VF2(_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b));
+}
 static inline vf vf_fma(vf x, vf y, vf z) {
     return VF2(_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b));
 }
-static inline vf vf_max(vf x, vf y) { return VF2(_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)); }
-static inline vf vf_min(vf x, vf y) { return VF2(_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)); }
+static inline vf vf_max(vf x, vf y) {
+    return VF2(_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b));
+}
+static inline vf vf_min(vf x, vf y) {
+    return VF2(_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b));
+}
 static inline vf vf_abs(vf x) {
     const __m256 sign = _mm256_set1_ps(-0.0f);
     return VF2(_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b));
@@ -52,7 +64,9 @@ static inline vf vf_select_lt(vf x, vf limit, vf a, vf b) {
     return VF2(_mm256_blendv_ps(b.a, a.a, _mm256_cmp_ps(x.a, limit.a, _CMP_LT_OQ)),
                _mm256_blendv_ps(b.b, a.b, _mm256_cmp_ps(x.b, limit.b, _CMP_LT_OQ)));
 }
-static inline vi vf_round_i32(vf x) { return VI2(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)); }
+static inline vi vf_round_i32(vf x) {
+    return VI2(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b));
+}
 static inline vf vf_from_i32(vi x) { return VF2(_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)); }
 static inline __m256 mt_scale2(__m256 x, __m256i n) {
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(n, 23)));
@@ -66,7 +80,9 @@ static inline void vf_store_f16(uint16_t *p, vf x) {
     _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
     _mm_storeu_si128((__m128i *)(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
 }
-static inline float f16_to_f32(uint16_t h) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h))); }
+static inline float f16_to_f32(uint16_t h) {
+    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h)));
+}
 static inline uint16_t f32_to_f16(float f) {
     return (uint16_t)_mm_extract_epi16(_mm_cvtps_ph(_mm_set_ss(f), _MM_FROUND_TO_NEAREST_INT), 0);
 }
@@ -74,7 +90,9 @@ static inline __m256 mt_load_bf16(const uint16_t *p) {
     __m256i w = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(w, 16));
 }
-static inline vf vf_load_bf16(const uint16_t *p) { return VF2(mt_load_bf16(p), mt_load_bf16(p + 8)); }
+static inline vf vf_load_bf16(const uint16_t *p) {
+    return VF2(mt_load_bf16(p), mt_load_bf16(p + 8));
+}
 static inline __m256 mt_load_u8(const uint8_t *p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)));
 }
@@ -99,7 +117,8 @@ static inline float vf_hmax(vf x) {
 
 static inline vi vi_set1(int32_t x) { return VI2(_mm256_set1_epi32(x), _mm256_set1_epi32(x)); }
 static inline vi vi_load(const int32_t *p) {
-    return VI2(_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)(p + 8)));
+    return VI2(_mm256_loadu_si256((const __m256i *)p),
+               _mm256_loadu_si256((const __m256i *)(p + 8)));
 }
 static inline int32_t vi_hsum(vi x) {
     __m256i h = _mm256_add_epi32(x.a, x.b);
@@ -145,7 +164,8 @@ static inline vi vi_dot_wide(vi acc, vb w, const int8_t *x) {
 #endif
 
 static inline vb vb_load(const uint8_t *p) {
-    return VB2(_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)(p + 32)));
+    return VB2(_mm256_loadu_si256((const __m256i *)p),
+               _mm256_loadu_si256((const __m256i *)(p + 32)));
 }
 static inline void vb_store(uint8_t *p, vb x) {
     _mm256_storeu_si256((__m256i *)p, x.a);

@@ -32,8 +32,7 @@ static inline vf vf_select_lt(vf x, vf limit, vf a, vf b) {
 static inline vi vf_round_i32(vf a) { return _mm512_cvtps_epi32(a); }
 static inline vf vf_from_i32(vi a) { return _mm512_cvtepi32_ps(a); }
 static inline vf vf_scale2(vf x, vi n) {
-    return _mm512_castsi512_ps(
-        _mm512_add_epi32(_mm512_castps_si512(x), _mm512_slli_epi32(n, 23)));
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x), _mm512_slli_epi32(n, 23)));
 }
 static inline vf vf_load_f16(const uint16_t *p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
@@ -41,7 +40,9 @@ static inline vf vf_load_f16(const uint16_t *p) {
 static inline void vf_store_f16(uint16_t *p, vf a) {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
 }
-static inline float f16_to_f32(uint16_t h) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h))); }
+static inline float f16_to_f32(uint16_t h) {
+    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h)));
+}
 static inline uint16_t f32_to_f16(float f) {
     return (uint16_t)_mm_extract_epi16(_mm_cvtps_ph(_mm_set_ss(f), _MM_FROUND_TO_NEAREST_INT), 0);
 }
@@ -93,7 +94,8 @@ static inline vb vb_or_bit(vb a, vb mask, int bit, int value) {
 }
 static inline vb vb_pair(vb a, int pair, int to) {
     int shift = 2 * pair - to;
-    vb moved = shift > 0 ? _mm512_srli_epi16(a, (unsigned)shift) : _mm512_slli_epi16(a, (unsigned)-shift);
+    vb moved =
+        shift > 0 ? _mm512_srli_epi16(a, (unsigned)shift) : _mm512_slli_epi16(a, (unsigned)-shift);
     return _mm512_and_si512(moved, _mm512_set1_epi8((char)(3 << to)));
 }
 static inline vb vb_or(vb a, vb b) { return _mm512_or_si512(a, b); }
