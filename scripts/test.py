@@ -13,9 +13,11 @@ from environment import enter  # type: ignore[import-not-found]
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("quant", "runtime", "server", "scripts")
 TYPES_FOLDER = ROOT / "build" / "types"
+C_SOURCES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.[ch]"))
 CHECKS = (
     ("lint", ("ruff", "check", "--quiet", ".")),
     ("format", ("ruff", "format", "--quiet", "--check", ".")),
+    ("format of C", ("clang-format", "--dry-run", "--Werror", *C_SOURCES)),
     ("types", ("mypy", "-p", "martlet")),
 )
 
@@ -30,22 +32,26 @@ def lay_out_types() -> None:
             link.symlink_to(ROOT / name, target_is_directory=True)
 
 
-def module(*arguments: str) -> int:
+def run(*command: str) -> int:
     environ = {**os.environ, "MYPYPATH": str(TYPES_FOLDER)}
-    command = [sys.executable, "-m", *arguments]
     return subprocess.run(command, cwd=ROOT, env=environ).returncode
+
+
+def program(name: str) -> str:
+    """One that pip installed beside this Python; not all of them are modules as well."""
+    return str(Path(sys.executable).with_name(name))
 
 
 def main() -> int:
     enter(__file__, ("lint", "test"), native_must_build=True)
     lay_out_types()
     failed = []
-    for name, arguments in () if sys.argv[1:] else CHECKS:
-        code = module(*arguments)
+    for name, (tool, *arguments) in () if sys.argv[1:] else CHECKS:
+        code = run(program(tool), *arguments)
         print(f"{name}: {'ok' if code == 0 else 'FAILED'}", flush=True)
         failed += [name] if code else []
     # Last, so that its summary closes the output.
-    code = module("pytest", *sys.argv[1:])
+    code = run(sys.executable, "-m", "pytest", *sys.argv[1:])
     if failed:
         print(f"also failed, above: {', '.join(failed)}", file=sys.stderr)
     return code or int(bool(failed))
