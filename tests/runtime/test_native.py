@@ -1,22 +1,21 @@
-"""The C executor against the reference, op by op and model by model, on every ISA of the machine."""
+"""The C executor against the reference op by op, and against recorded logits, on every ISA."""
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from martlet.quant.gguf_file import GGUFFile
 from martlet.runtime.config import ModelConfig
-from martlet.runtime.errors import ModelError
-from martlet.runtime.executors.native import Library, NativeExecutor, NativeUnavailable
+from martlet.runtime.executors.native import NativeExecutor
 from martlet.runtime.executors.reference import ReferenceExecutor
 from martlet.runtime.models import record_plan
 from martlet.runtime.ops import KvType
 from martlet.runtime.weights import StoredWeights
+from martlet.scripts.record_oracle import MODELS
 
+from .native_library import ISAS
 from .op_cases import OP_CASES, OpCase
-from .tiny import BLOCK_FORMATS, Chunk, make_step, run_tokens, tiny_model
+from .tiny import run_tokens
 
 OP_TOLERANCE = 2e-5  # max |a - b| / max |b| of one op: float rounding alone
 # A value on a rounding boundary of the int8 activations may fall to the other side, and then moves
@@ -25,12 +24,6 @@ QUANTIZED_TOLERANCE = 2e-2
 ORACLE_TOLERANCE = 1e-4  # transformers in fp32, F32 weights and cache
 
 DATA = Path(__file__).parents[1] / "data" / "oracle"
-
-try:
-    LIBRARY = Library()
-except NativeUnavailable as error:
-    pytest.skip(f"native library: {error}", allow_module_level=True)
-ISAS = [name for name, is_supported in LIBRARY.isas() if is_supported]
 
 
 def relative_error(mine: np.ndarray, expected: np.ndarray) -> float:
@@ -49,3 +42,19 @@ def test_every_op_on_every_isa(case: OpCase) -> None:
             assert relative_error(mine, step) <= tolerance, isa
         for mine, scalar in zip(steps, runs["scalar"], strict=True):
             np.testing.assert_array_equal(mine, scalar, err_msg=f"{isa} against scalar")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_transformers_on_every_isa(name: str) -> None:
+    with np.load(DATA / f"{name}.npz") as recorded, GGUFFile.open(DATA / f"{name}.gguf") as file:
+        weights = StoredWeights(file.tensors)
+        shapes = {tensor: weights.shape(tensor) or () for tensor in weights.names()}
+        config = ModelConfig.from_metadata(file.metadata, shapes)
+        plan = record_plan(config, weights, max_rows=8)
+        for isa in ISAS:
+            executor = NativeExecutor(
+                plan, weights, n_blocks=4, kv_type=KvType.F32, isa=isa, n_threads=2
+            )
+            logits = run_tokens(executor, recorded["ids"].tolist())
+            executor.close()
+            assert relative_error(logits, recorded["logits"]) <= ORACLE_TOLERANCE, isa
