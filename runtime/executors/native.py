@@ -10,6 +10,7 @@ import importlib.resources
 import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,21 +33,28 @@ class NativeUnavailable(ModelError):
     """The native library is not there, or was built for another version of this package."""
 
 
-def _library_path() -> str:
+def _library_path() -> Path:
+    """MARTLET_LIBRARY names another build, as one with sanitizers; else the installed one."""
+    named = os.environ.get("MARTLET_LIBRARY")
+    if named:
+        if Path(named).is_file():
+            return Path(named)
+        raise NativeUnavailable(f"MARTLET_LIBRARY is {named}, which is no file; unset or mend it")
     folder = importlib.resources.files(__package__)
     for name in _LIBRARIES:
         path = folder.joinpath(name)
         if path.is_file():
-            return str(path)
+            return Path(str(path))
     raise NativeUnavailable("the native library was not built; install a C compiler and reinstall")
 
 
-def _declarations() -> str:
+def _declarations(library: Path) -> str:
     """The plain declarations of martlet.h, which is installed beside the library."""
-    header = importlib.resources.files(__package__).joinpath("martlet.h").read_text()
-    match = re.search(r"cffi begins ---- \*/(.*)/\* ---- cffi ends", header, re.DOTALL)
+    header = library.with_name("martlet.h")
+    text = header.read_text() if header.is_file() else ""
+    match = re.search(r"cffi begins ---- \*/(.*)/\* ---- cffi ends", text, re.DOTALL)
     if match is None:
-        raise NativeUnavailable("martlet.h has no marked declarations; reinstall the package")
+        raise NativeUnavailable(f"{header} has no marked declarations; reinstall the package")
     return match.group(1)
 
 
@@ -56,9 +64,9 @@ class Library:
     def __init__(self) -> None:
         path = _library_path()
         self.ffi = FFI()
-        self.ffi.cdef(_declarations())
+        self.ffi.cdef(_declarations(path))
         try:
-            self.lib: Any = self.ffi.dlopen(path)
+            self.lib: Any = self.ffi.dlopen(str(path))
         except OSError as error:
             raise NativeUnavailable(f"{path} does not load: {error}") from None
         self._check_layout()
@@ -148,6 +156,7 @@ class NativeExecutor:
         return list(self._library.isas())[self.isa_index][0]
 
     def run(self, step: Step) -> np.ndarray:
+        _check_lengths(step)
         logits = np.empty((len(step.out_rows), self._logits_width), np.float32)
         record = self._ffi.new("mt_step *")
         record.n_rows, record.n_out = len(step.tokens), len(step.out_rows)
@@ -212,6 +221,17 @@ class NativeExecutor:
 
     def _message(self) -> str:
         return self._ffi.string(self._error).decode(errors="replace")
+
+
+def _check_lengths(step: Step) -> None:
+    """C sees pointers and three counts; that all arrays have those lengths is checked here."""
+    if step.block_table.ndim != 2:
+        raise ModelError(f"the block table has {step.block_table.ndim} dimensions, expected 2")
+    n_rows, n_seqs = len(step.tokens), len(step.block_table)
+    if len(step.positions) != n_rows:
+        raise ModelError(f"the step has {n_rows} tokens, but {len(step.positions)} positions")
+    if len(step.seq_start) != n_seqs + 1:
+        raise ModelError(f"the step has {n_seqs} block tables, but {len(step.seq_start)} starts")
 
 
 def _tensor_bytes(tensor: PlanTensor, weights: WeightSource) -> tuple[int, np.ndarray]:
