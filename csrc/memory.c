@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__linux__)
+#if defined(__linux__) && !defined(MT_PLAIN_MEMORY)
 #include <sys/mman.h>
 
 enum { HUGE_PAGE = 2 << 20 };
