@@ -38,14 +38,17 @@ static int same_rows(const mt_buffer *in, const mt_buffer *out, int64_t in_width
     return in && out && in->rows == out->rows && !in->is_logits && in->width == in_width;
 }
 
+/* Whether buffer `id` can be the second plane of x. */
+static int is_rest(const mt_plan *p, int32_t id, const mt_buffer *x) {
+    return x->kind == MT_BUF_Q8 && same_rows(buffer_of(p, id, MT_BUF_Q8), x, x->width);
+}
+
 static int check_linear(const mt_plan *p, const mt_op *op, const mt_buffer *out) {
     if (!out || out->kind != MT_BUF_F32 || op->in[0] < 0 || op->in[0] >= p->n_buffers) return 0;
     const mt_buffer *in = &p->buffers[op->in[0]];
     int64_t width = op->i[0];
     if (width < 0 || in->rows != out->rows || in->is_logits || op->w[0] < 0) return 0;
-    if (op->in[1] >= 0 &&
-        (in->kind != MT_BUF_Q8 || !same_rows(buffer_of(p, op->in[1], MT_BUF_Q8), in, in->width)))
-        return 0;
+    if (op->in[1] >= 0 && !is_rest(p, op->in[1], in)) return 0;
     for (int s = 0; s < 3 && op->w[s] >= 0; s++) {
         const mt_tensor *w = matrix_of(p, op->w[s], in->width);
         if (!w) return 0;
@@ -55,6 +58,22 @@ static int check_linear(const mt_plan *p, const mt_op *op, const mt_buffer *out)
         width += w->rows;
     }
     return width <= out->width;
+}
+
+static int check_linear_glu(const mt_plan *p, const mt_op *op, const mt_buffer *out) {
+    if (op->in[0] < 0 || op->in[0] >= p->n_buffers || out->is_logits) return 0;
+    const mt_buffer *in = &p->buffers[op->in[0]];
+    const mt_tensor *gate = matrix_of(p, op->w[0], in->width),
+                    *up = matrix_of(p, op->w[1], in->width);
+    if (!gate || !up || gate->rows != up->rows || out->width != gate->rows) return 0;
+    if (in->is_logits || in->rows != out->rows || (op->i[0] != 0 && op->i[0] != 1)) return 0;
+    if (op->flags || (op->in[1] >= 0 && !is_rest(p, op->in[1], in))) return 0;
+    for (int w = 0; w < 2; w++) {
+        const mt_layout *f = mt_layout_of(p->tensors[op->w[w]].format);
+        if ((f->codes == MT_CODES_FLOAT) != (in->kind == MT_BUF_F32)) return 0;
+        if (op->w[2 + w] >= 0 && !is_vector(p, op->w[2 + w], MT_F32, gate->rows)) return 0;
+    }
+    return 1;
 }
 
 static int check_kv(const mt_plan *p, const mt_op *op, int32_t layer, const mt_buffer *qkv) {
@@ -99,6 +118,7 @@ static int check_op(const mt_plan *p, const mt_op *op) {
         return any->kind == MT_BUF_Q8 && same_rows(in, any, any->width) &&
                (op->in[1] < 0 || same_rows(buffer_of(p, op->in[1], MT_BUF_Q8), any, any->width));
     case MT_OP_LINEAR: return check_linear(p, op, any);
+    case MT_OP_LINEAR_GLU: return check_linear_glu(p, op, any);
     case MT_OP_ROPE_TABLE:
         return out && out->rows == MT_ROWS_ALL && out->width % 2 == 0 &&
                is_vector(p, op->w[0], MT_F64, out->width / 2);

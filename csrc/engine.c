@@ -1,9 +1,11 @@
+#define _POSIX_C_SOURCE 200809L /* clock_gettime */
 /* Loads a plan (copies, packs weights, allocates everything once) and runs steps of it. */
 #include "engine.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "memory.h"
 #include "pack.h"
@@ -15,8 +17,9 @@
 int32_t mt_abi_version(void) { return MT_ABI_VERSION; }
 
 int64_t mt_sizeof(int32_t which) {
-    static const size_t sizes[] = {sizeof(mt_op),   sizeof(mt_buffer),  sizeof(mt_tensor), sizeof(mt_kv_layer),
-                                   sizeof(mt_plan), sizeof(mt_options), sizeof(mt_step),   sizeof(mt_info)};
+    static const size_t sizes[] = {sizeof(mt_op),       sizeof(mt_buffer), sizeof(mt_tensor),
+                                   sizeof(mt_kv_layer), sizeof(mt_plan),   sizeof(mt_options),
+                                   sizeof(mt_step),     sizeof(mt_info)};
     return which >= 0 && which < 8 ? (int64_t)sizes[which] : -1;
 }
 
@@ -32,7 +35,10 @@ static void *copied(const void *from, size_t n, size_t size) {
 static int is_matrix(const mt_plan *p, int32_t tensor) {
     for (int32_t i = 0; i < p->n_ops; i++) {
         const mt_op *op = &p->ops[i];
-        const int n = op->kind == MT_OP_LINEAR ? 3 : op->kind == MT_OP_EMBED ? 1 : 0;
+        const int n = op->kind == MT_OP_LINEAR       ? 3
+                      : op->kind == MT_OP_LINEAR_GLU ? 2
+                      : op->kind == MT_OP_EMBED      ? 1
+                                                     : 0;
         for (int w = 0; w < n; w++)
             if (op->w[w] == tensor) return 1;
     }
@@ -113,7 +119,9 @@ static int32_t load_kv(mt_engine *e, const mt_plan *p, char *err) {
         if (r->v_stride > e->max_v_stride) e->max_v_stride = r->v_stride;
     }
     e->kv_memory = mt_big_alloc(e->kv_bytes);
-    return e->kv_memory ? 0 : mt_fail(err, "no memory for %zu bytes of KV cache: use a smaller context", e->kv_bytes);
+    return e->kv_memory ? 0
+                        : mt_fail(err, "no memory for %zu bytes of KV cache: use a smaller context",
+                                  e->kv_bytes);
 }
 
 static size_t scratch_layout(mt_engine *e, mt_scratch *s, uint8_t *base) {
@@ -163,19 +171,20 @@ static int32_t load_scratch(mt_engine *e, char *err) {
     const size_t per_thread = scratch_layout(e, &none, NULL);
     const size_t partials = (size_t)e->split_rows * (size_t)e->max_heads * (size_t)e->max_splits *
                             (size_t)(e->max_v_stride + 2) * sizeof(float);
-    const size_t counters = aligned((size_t)e->plan.n_ops * 2 * sizeof(atomic_int));
+    const size_t progress = aligned((size_t)e->plan.n_ops * MT_PHASES * sizeof(mt_progress));
     e->arena_bytes = aligned((size_t)e->plan.arena_bytes);
-    e->scratch_bytes = per_thread * n + aligned(partials) + counters + aligned(rows * 4) +
+    e->scratch_bytes = per_thread * n + aligned(partials) + progress + aligned(rows * 4) +
                        aligned(rows * sizeof(mt_row_tile));
     e->arena = mt_big_alloc(e->arena_bytes);
     uint8_t *at = e->scratch_memory = mt_big_alloc(e->scratch_bytes);
     if (!e->arena || !at)
-        return mt_fail(err, "no memory for %zu bytes of activations", e->arena_bytes + e->scratch_bytes);
+        return mt_fail(err, "no memory for %zu bytes of activations",
+                       e->arena_bytes + e->scratch_bytes);
     for (size_t t = 0; t < n; t++, at += per_thread) scratch_layout(e, &e->scratch[t], at);
     e->partials = (float *)(void *)at;
     at += aligned(partials);
-    e->counters = (atomic_int *)(void *)at;
-    at += counters;
+    e->progress = (mt_progress *)(void *)at;
+    at += progress;
     e->row_seq = (int32_t *)(void *)at;
     at += aligned(rows * 4);
     e->tiles = (mt_row_tile *)(void *)at;
@@ -191,13 +200,15 @@ static int32_t create(mt_engine *e, const mt_plan *p, const mt_options *o, char 
     e->isa = o->isa < 0 ? mt_isa_best() : o->isa;
     e->kernels = mt_isa_kernels(e->isa);
     if (!e->kernels || !mt_isa_supported(e->isa))
-        return mt_fail(err, "this machine cannot run kernels for %s; its best is %s", mt_isa_name(e->isa),
-                       mt_isa_name(mt_isa_best()));
+        return mt_fail(err, "this machine cannot run kernels for %s; its best is %s",
+                       mt_isa_name(e->isa), mt_isa_name(mt_isa_best()));
     e->ops = copied(p->ops, (size_t)p->n_ops, sizeof *p->ops);
     e->buffers = copied(p->buffers, (size_t)p->n_buffers, sizeof *p->buffers);
     e->weights = calloc((size_t)p->n_tensors, sizeof *e->weights);
     e->kv = calloc((size_t)p->n_kv_layers + 1, sizeof *e->kv);
     e->scratch = calloc((size_t)o->n_threads, sizeof *e->scratch);
+    e->op_ns = o->profile ? calloc((size_t)p->n_ops, sizeof *e->op_ns) : NULL;
+    mt_gate_init(&e->phases_done);
     e->pool = mt_pool_create(o->n_threads);
     if (!e->ops || !e->buffers || !e->weights || !e->kv || !e->scratch || !e->pool)
         return mt_fail(err, "no memory for a plan of %d ops on %d threads", p->n_ops, o->n_threads);
@@ -226,6 +237,7 @@ mt_engine *mt_engine_create(const mt_plan *plan, const mt_options *options, char
 void mt_engine_free(mt_engine *e) {
     if (!e) return;
     mt_pool_free(e->pool);
+    mt_gate_destroy(&e->phases_done);
     mt_big_free(e->weight_memory, e->weight_bytes);
     mt_big_free(e->kv_memory, e->kv_bytes);
     mt_big_free(e->arena, e->arena_bytes);
@@ -235,6 +247,7 @@ void mt_engine_free(mt_engine *e) {
     free(e->weights);
     free(e->kv);
     free(e->scratch);
+    free(e->op_ns);
     free(e);
 }
 
@@ -244,6 +257,10 @@ void mt_engine_info(const mt_engine *e, mt_info *info) {
                       .arena_bytes = (int64_t)(e->arena_bytes + e->scratch_bytes),
                       .n_threads = e->n_threads,
                       .isa = e->isa};
+}
+
+void mt_engine_profile(const mt_engine *e, int64_t *ns) {
+    for (int32_t i = 0; i < e->plan.n_ops; i++) ns[i] = e->op_ns ? e->op_ns[i] : 0;
 }
 
 int32_t mt_engine_copy_block(mt_engine *e, int32_t src, int32_t dst, char *err) {
@@ -261,6 +278,10 @@ int32_t mt_engine_copy_block(mt_engine *e, int32_t src, int32_t dst, char *err) 
 
 static void lay_out_rows(mt_engine *e, const mt_step *step) {
     e->n_tiles = 0;
+    int32_t longest = 0;
+    for (int32_t r = 0; r < step->n_rows; r++)
+        if (step->positions[r] >= longest) longest = step->positions[r] + 1;
+    e->n_splits = (longest + MT_SPLIT - 1) / MT_SPLIT;
     for (int32_t seq = 0; seq < step->n_seqs; seq++)
         for (int32_t r = step->seq_start[seq]; r < step->seq_start[seq + 1];) {
             const int32_t left = step->seq_start[seq + 1] - r;
@@ -270,6 +291,29 @@ static void lay_out_rows(mt_engine *e, const mt_step *step) {
         }
 }
 
+static int64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* Denormals cost a hundred cycles each and mean nothing here; every thread flushes them alike. */
+/* Takes items of a phase until none is left, small runs so that a slow core takes fewer. Whoever
+ * finishes the last item lets everyone go on. */
+static void run_phase(mt_engine *e, const mt_op *op, const mt_phase *phase, int n_items,
+                      mt_progress *progress, mt_scratch *s) {
+    const int run = n_items / (8 * e->n_threads) + 1;
+    for (;;) {
+        const int first = atomic_fetch_add_explicit(&progress->next, run, memory_order_relaxed);
+        if (first >= n_items) return;
+        const int end = first + run < n_items ? first + run : n_items;
+        for (int item = first; item < end; item++) phase->run(e, op, item, s);
+        const int n = end - first;
+        if (atomic_fetch_add(&progress->finished, n) + n == n_items)
+            mt_gate_advance(&e->phases_done);
+    }
+}
+
 /* Denormals cost a hundred cycles each and mean nothing here; every thread flushes them alike. */
 static void walk(void *raw, int thread) {
     mt_engine *e = raw;
@@ -277,9 +321,19 @@ static void walk(void *raw, int thread) {
     const unsigned saved = _mm_getcsr();
     _mm_setcsr(saved | 0x8040);
 #endif
+    const int timed = e->op_ns && thread == 0;
+    unsigned n_done = 0;
     for (int32_t i = 0; i < e->plan.n_ops; i++) {
-        mt_op_table[e->ops[i].kind](e, i, thread);
-        mt_pool_barrier(e->pool);
+        const int64_t start = timed ? now_ns() : 0;
+        for (int p = 0; p < MT_PHASES; p++) {
+            const mt_phase *phase = mt_phase_of(e->ops[i].kind, p);
+            const int n_items = phase ? phase->count(e, &e->ops[i]) : 0;
+            if (!n_items) continue;
+            run_phase(e, &e->ops[i], phase, n_items, &e->progress[i * MT_PHASES + p],
+                      &e->scratch[thread]);
+            mt_gate_wait(&e->phases_done, ++n_done, MT_SPIN_US);
+        }
+        if (timed) e->op_ns[i] += now_ns() - start;
     }
 #if defined(__x86_64__)
     _mm_setcsr(saved);
@@ -290,7 +344,8 @@ int32_t mt_engine_run(mt_engine *e, const mt_step *step, char *err) {
     if (mt_check_step(e, step, err)) return -1;
     e->step = step;
     lay_out_rows(e, step);
-    memset((void *)e->counters, 0, (size_t)e->plan.n_ops * 2 * sizeof *e->counters);
+    memset((void *)e->progress, 0, (size_t)e->plan.n_ops * MT_PHASES * sizeof *e->progress);
+    atomic_store(&e->phases_done.value, 0);
     mt_pool_run(e->pool, walk, e);
     e->step = NULL;
     return 0;

@@ -15,7 +15,9 @@ enum {
     MT_COL_CHUNK = 252,   /* activation rows of one work item: 42 passes of 6 */
     MT_GLU_CHUNK = 512,   /* values of one work item of an activation */
     MT_TILE_VECTORS = 24, /* query vectors that one attention item aims at */
-    MT_SPLIT_ROWS = 16    /* rows of a step up to which attention is split over positions */
+    MT_SPLIT_ROWS = 16,   /* rows of a step up to which attention is split over positions */
+    MT_PHASES = 2,        /* an op does its work items in one phase, or in two */
+    MT_SPIN_US = 20       /* a thread without work spins this long for the others, then sleeps */
 };
 
 typedef struct mt_weight {
@@ -23,8 +25,8 @@ typedef struct mt_weight {
     int32_t format;
     int64_t rows, cols;
     int64_t n_tiles;
-    uint8_t *packed;      /* matrices: tiles */
-    const void *values;   /* vectors (float) and tables (double): a copy in the arena of weights */
+    uint8_t *packed;    /* matrices: tiles */
+    const void *values; /* vectors (float) and tables (double): a copy in the arena of weights */
 } mt_weight;
 
 typedef struct mt_kv_region {
@@ -38,12 +40,12 @@ typedef struct mt_kv_region {
 
 /* Scratch of one thread. */
 typedef struct mt_scratch {
-    uint8_t *codes;            /* (MT_K_BLOCKS, 8, 2, 64), or widened floats (MT_K_FLOATS, 32) */
-    float *scales, *mins;      /* (MT_K_BLOCKS, 2, 32) */
-    float *acc;                /* (MT_COL_CHUNK, 32) */
-    float *row;                /* (widest buffer) */
-    float *attn;               /* mt_attn_scratch floats */
-    float *part, *total;       /* (MT_ATTN_MAX_ROWS, v_stride) */
+    uint8_t *codes;       /* (MT_K_BLOCKS, 8, 2, 64), or widened floats (MT_K_FLOATS, 32) */
+    float *scales, *mins; /* (MT_K_BLOCKS, 2, 32) */
+    float *acc;           /* (MT_COL_CHUNK, 32) */
+    float *row;           /* (widest buffer) */
+    float *attn;          /* mt_attn_scratch floats */
+    float *part, *total;  /* (MT_ATTN_MAX_ROWS, v_stride) */
 } mt_scratch;
 
 /* A run of rows of one sequence that one attention item takes. */
@@ -51,15 +53,20 @@ typedef struct mt_row_tile {
     int32_t seq, first, n;
 } mt_row_tile;
 
+/* Work items of one phase: handed out so far, and finished. */
+typedef struct mt_progress {
+    atomic_int next, finished;
+} mt_progress;
+
 struct mt_engine {
-    mt_plan plan;         /* with ops, buffers and kv_layers copied; tensors = NULL */
+    mt_plan plan; /* with ops, buffers and kv_layers copied; tensors = NULL */
     mt_op *ops;
     mt_buffer *buffers;
     mt_weight *weights;
     mt_kv_region *kv;
     const mt_kernels *kernels;
     mt_pool *pool;
-    mt_scratch *scratch;  /* one per thread */
+    mt_scratch *scratch; /* one per thread */
     uint8_t *weight_memory, *kv_memory, *arena, *scratch_memory;
     size_t weight_bytes, kv_bytes, arena_bytes, scratch_bytes;
     int32_t block_tokens, n_blocks, kv_type, isa, n_threads;
@@ -68,13 +75,16 @@ struct mt_engine {
 
     /* the step being run */
     const mt_step *step;
-    int32_t *row_seq;     /* (max_rows) */
-    mt_row_tile *tiles;   /* (max_rows) */
+    int32_t *row_seq;   /* (max_rows) */
+    mt_row_tile *tiles; /* (max_rows) */
     int32_t n_tiles, tile_rows;
-    int32_t split_rows;   /* rows up to which attention may be split */
-    float *partials;      /* (split_rows * heads, splits, v_stride + 2) */
+    int32_t split_rows; /* rows up to which attention may be split */
+    float *partials;    /* (split_rows * heads, splits, v_stride + 2) */
     int32_t max_splits;
-    atomic_int *counters; /* (n_ops, 2): next work item of each op and phase */
+    int32_t n_splits;      /* of the longest sequence of the step */
+    int64_t *op_ns;        /* (n_ops) or NULL: time of each op, measured by thread 0 */
+    mt_progress *progress; /* (n_ops, MT_PHASES) */
+    mt_gate phases_done;   /* how many phases of the step are complete */
 };
 
 static inline int mt_rows_of(const mt_engine *e, const mt_buffer *b) {
@@ -92,18 +102,20 @@ static inline mt_q8_block *mt_row_q8(const mt_engine *e, int32_t id, int row) {
     return (mt_q8_block *)(void *)mt_row(e, id, row);
 }
 
-/* Hands out runs of items of op `at`; 0 when none is left. */
-int mt_take(mt_engine *e, int at, int phase, int n_items, int *begin, int *end);
-
 /* Refuses a plan or step that would read or write outside its buffers. 0 on success. */
 int32_t mt_check_plan(const mt_plan *plan, const mt_options *options, char *err);
 int32_t mt_check_step(const mt_engine *e, const mt_step *step, char *err);
 
-/* Every thread calls the op; each takes items until none is left. */
-typedef void mt_op_fn(mt_engine *e, int at, int thread);
-extern mt_op_fn *const mt_op_table[MT_N_OP_KINDS];
-mt_op_fn mt_run_attention;
-mt_op_fn mt_run_linear;
+/* One phase of an op: how many independent items it has in this step, and how to do one of them.
+ * Every thread takes items until none is left; nobody waits for a thread that holds none. */
+typedef struct mt_phase {
+    int (*count)(const mt_engine *e, const mt_op *op);
+    void (*run)(mt_engine *e, const mt_op *op, int item, mt_scratch *s);
+} mt_phase;
+/* NULL where an op of this kind has no such phase. */
+const mt_phase *mt_phase_of(int32_t kind, int phase);
+extern const mt_phase mt_attention_phases[MT_PHASES];
+extern const mt_phase mt_linear_phase, mt_linear_glu_phase;
 
 int32_t mt_fail(char *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

@@ -24,6 +24,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "martlet.h"
+
 enum { MT_TILE_ROWS = 32, MT_BLOCK = 32, MT_SUPER = 256 };
 
 enum mt_codes {
@@ -40,7 +42,32 @@ enum mt_codes {
  * w = d * s * (code - bias), w = d * s * code - dmin * m. */
 enum mt_scales { MT_SCALES_D, MT_SCALES_DM, MT_SCALES_S, MT_SCALES_SM, MT_SCALES_NONE };
 
+/* Every block format: name, ggml id, codes, scales, n_sub, bias, is_signed_s, is_lookup, raw_block,
+ * raw_bytes. Adding a format is a row here and a case in pack.c. */
+#define MT_BLOCK_LAYOUTS(X)                                                                        \
+    X(q4_0, MT_Q4_0, MT_CODES_N4, MT_SCALES_D, 1, 8, 0, 0, 32, 18)                                 \
+    X(q4_1, MT_Q4_1, MT_CODES_N4, MT_SCALES_DM, 1, 0, 0, 0, 32, 20)                                \
+    X(q5_0, MT_Q5_0, MT_CODES_N4H1, MT_SCALES_D, 1, 16, 0, 0, 32, 22)                              \
+    X(q5_1, MT_Q5_1, MT_CODES_N4H1, MT_SCALES_DM, 1, 0, 0, 0, 32, 24)                              \
+    X(q8_0, MT_Q8_0, MT_CODES_B8, MT_SCALES_D, 1, 128, 0, 0, 32, 34)                               \
+    X(iq4_nl, MT_IQ4_NL, MT_CODES_N4, MT_SCALES_D, 1, 128, 0, 1, 32, 18)                           \
+    X(iq4_xs, MT_IQ4_XS, MT_CODES_N4, MT_SCALES_S, 1, 128, 1, 1, 256, 136)                         \
+    X(q2_k, MT_Q2_K, MT_CODES_P2, MT_SCALES_SM, 2, 0, 0, 0, 256, 84)                               \
+    X(q3_k, MT_Q3_K, MT_CODES_P2H1, MT_SCALES_S, 2, 4, 1, 0, 256, 110)                             \
+    X(q4_k, MT_Q4_K, MT_CODES_N4, MT_SCALES_SM, 1, 0, 0, 0, 256, 144)                              \
+    X(q5_k, MT_Q5_K, MT_CODES_N4H1, MT_SCALES_SM, 1, 0, 0, 0, 256, 176)                            \
+    X(q6_k, MT_Q6_K, MT_CODES_N4P2, MT_SCALES_S, 2, 32, 1, 0, 256, 210)
+
+/* Place of each block format in the tables made from the list. */
+enum mt_layout_index {
+#define MT_LAYOUT_INDEX(name, ...) MT_AT_##name,
+    MT_BLOCK_LAYOUTS(MT_LAYOUT_INDEX)
+#undef MT_LAYOUT_INDEX
+        MT_N_BLOCK_LAYOUTS
+};
+
 typedef struct mt_layout {
+    int32_t index; /* mt_layout_index; -1 for floats */
     int32_t format;
     int32_t codes;       /* mt_codes */
     int32_t scales;      /* mt_scales */

@@ -22,11 +22,13 @@
 const mt_kernels MT_TABLE_NAME(MT_ISA) = {
     .unpack = unpack,
     .mm_q8 = mm_q8,
+    .mm_direct = mm_direct,
     .unpack_float = unpack_float,
     .mm_f32 = mm_f32,
     .quantize = quantize,
     .norm = norm,
     .glu = glu,
+    .rotate = rotate,
     .add = add,
     .store_kv = store_kv,
     .attend_split = attend_split,

@@ -5,6 +5,7 @@
 
 #include "formats.h"
 
+enum { MT_DIRECT_COLS = 2 };
 enum { MT_SPLIT = 256 }; /* positions of one attention split, aligned at absolute multiples */
 
 /* How keys and values of one layer lie in a block of the pool, in elements:
@@ -41,6 +42,10 @@ typedef struct mt_kernels {
      * block order. `x` points at block b of the first row. */
     void (*mm_q8)(const mt_layout *f, const uint8_t *codes, const float *scales, const float *mins,
                   int n_blocks, const mt_q8_block *x, size_t x_stride, int n_cols, float *acc);
+    /* acc[column][32] = the same products of a whole packed tile, for up to MT_DIRECT_COLS columns,
+     * each with its own activation row: nothing is unpacked to memory. */
+    void (*mm_direct)(const mt_layout *f, const uint8_t *tile, int n_blocks,
+                      const mt_q8_block *const *x, int n_cols, float *acc);
     /* Columns k..k + n of a float tile as f32 [n][32]. */
     void (*unpack_float)(int32_t format, const uint8_t *tile, int64_t k, int n, float *w);
     /* acc[column][32] += w[k][32] * x[column][k], k ascending. */
@@ -52,6 +57,8 @@ typedef struct mt_kernels {
     void (*norm)(const float *x, const float *weight, int weight_len, int n, int group, float eps,
                  int accumulate, float *out);
     void (*glu)(const float *gate, const float *up, int n, int activation, float *out);
+    /* The first n_rot values of each of `heads` neighbouring heads, by (cos, sin) pairs. */
+    void (*rotate)(float *x, int heads, int head_dim, int n_rot, int style, const float *trig);
     void (*add)(const float *x, int n, float *out);
     void (*store_kv)(const float *x, int n, int type, size_t stride, uint8_t *out);
 

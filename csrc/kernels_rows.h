@@ -107,15 +107,50 @@ static void add(const float *x, int n, float *out) {
         store_part(out + i, vf_add(load_part(out + i, n - i), load_part(x + i, n - i)), n - i);
 }
 
-/* Half precision saturates: an infinite key would poison every later row through 0 * inf. */
+/* 16 pairs at a time: pair i of a head is (2 i, 2 i + 1) or (i, i + n_rot / 2). Gathered into lanes
+ * first, because compilers fuse the interleaved form into fmaddsub whatever they are told. */
+static void rotate_head(float *x, int n_rot, int style, const float *trig) {
+    const int half = n_rot / 2;
+    const int step = style == MT_ROPE_PAIR ? 2 : 1, apart = style == MT_ROPE_PAIR ? 1 : half;
+    for (int i = 0; i < half; i += 16) {
+        const int n = half - i < 16 ? half - i : 16;
+        float a[16] = {0}, b[16] = {0}, cosines[16] = {0}, sines[16] = {0};
+        for (int l = 0; l < n; l++) {
+            a[l] = x[(i + l) * step];
+            b[l] = x[(i + l) * step + apart];
+            cosines[l] = trig[2 * (i + l)];
+            sines[l] = trig[2 * (i + l) + 1];
+        }
+        const vf x0 = vf_load(a), x1 = vf_load(b), c = vf_load(cosines), s = vf_load(sines);
+        vf_store(a, vf_sub(vf_mul(x0, c), vf_mul(x1, s)));
+        vf_store(b, vf_add(vf_mul(x0, s), vf_mul(x1, c)));
+        for (int l = 0; l < n; l++) {
+            x[(i + l) * step] = a[l];
+            x[(i + l) * step + apart] = b[l];
+        }
+    }
+}
+
+static void rotate(float *x, int heads, int head_dim, int n_rot, int style, const float *trig) {
+    for (int h = 0; h < heads; h++) rotate_head(x + h * head_dim, n_rot, style, trig);
+}
+
+/* Half precision saturates: an infinite key would poison every later row through 0 * inf. The
+ * limits come first in min and max, so that a NaN stays one. */
 static void store_kv(const float *x, int n, int type, size_t stride, uint8_t *out) {
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < n; i += 16) {
+        const int count = n - i < 16 ? n - i : 16;
+        const vf v = load_part(x + i, count);
         if (type == MT_KV_F32) {
-            memcpy(out + (size_t)i * stride * 4, x + i, 4);
+            for (int l = 0; l < count; l++)
+                memcpy(out + (size_t)(i + l) * stride * 4, x + i + l, 4);
             continue;
         }
-        const float v = x[i] > 65504.0f ? 65504.0f : x[i] < -65504.0f ? -65504.0f : x[i];
-        const uint16_t half = f32_to_f16(v);
-        memcpy(out + (size_t)i * stride * 2, &half, 2);
+        uint16_t half[16];
+        vf_store_f16(half, vf_max(vf_set1(-65504.0f), vf_min(vf_set1(65504.0f), v)));
+        if (stride == 1)
+            memcpy(out + (size_t)i * 2, half, (size_t)count * 2);
+        else
+            for (int l = 0; l < count; l++) memcpy(out + (size_t)(i + l) * stride * 2, half + l, 2);
     }
 }

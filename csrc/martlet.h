@@ -54,7 +54,8 @@ enum mt_op_kind {
     MT_OP_GLU = 7,
     MT_OP_ADD = 8,
     MT_OP_TAKE_ROWS = 9,
-    MT_N_OP_KINDS = 10
+    MT_OP_LINEAR_GLU = 10,
+    MT_N_OP_KINDS = 11
 };
 
 enum mt_op_flag {
@@ -125,7 +126,7 @@ typedef struct mt_options {
     int32_t block_tokens; /* tokens of one KV block, a multiple of 16 */
     int32_t n_blocks;     /* blocks of the KV pool */
     int32_t kv_type;      /* mt_kv_type */
-    int32_t pad;
+    int32_t profile;      /* 1: time every op, see mt_engine_profile */
 } mt_options;
 
 /* The flat arrays of one step. Rows of a sequence are contiguous, with ascending positions. */
@@ -165,7 +166,24 @@ mt_engine *mt_engine_create(const mt_plan *plan, const mt_options *options, char
 int32_t mt_engine_run(mt_engine *engine, const mt_step *step, char *err);
 int32_t mt_engine_copy_block(mt_engine *engine, int32_t src, int32_t dst, char *err);
 void mt_engine_info(const mt_engine *engine, mt_info *info);
+/* Nanoseconds that thread 0 spent in each op so far, barrier included: ns[n_ops] of the plan. */
+void mt_engine_profile(const mt_engine *engine, int64_t *ns);
 void mt_engine_free(mt_engine *engine);
+
+/* Upper limits of this machine, per second and over all threads at once. */
+enum mt_limit_kind {
+    MT_LIMIT_INT8 = 0, /* multiply-adds of u8 x s8 by the ISA's own dot product */
+    MT_LIMIT_F32 = 1,  /* fused multiply-adds of f32 */
+    MT_LIMIT_READ = 2, /* bytes read in order from 2 MB pages, where the system gives them */
+    MT_LIMIT_READ_SMALL_PAGES = 3
+};
+typedef struct mt_limits mt_limits;
+
+/* isa as in mt_options. Takes two buffers of buffer_bytes, every page of them touched. */
+mt_limits *mt_limits_create(int32_t isa, int32_t n_threads, int64_t buffer_bytes, char *err);
+/* Reads go round and round the first span_bytes of the buffer; 0: all of it. */
+double mt_limits_measure(mt_limits *limits, int32_t kind, int64_t span_bytes, double seconds);
+void mt_limits_free(mt_limits *limits);
 
 /* ---- cffi ends ---- */
 
@@ -180,6 +198,11 @@ MT_API mt_engine *mt_engine_create(const mt_plan *plan, const mt_options *option
 MT_API int32_t mt_engine_run(mt_engine *engine, const mt_step *step, char *err);
 MT_API int32_t mt_engine_copy_block(mt_engine *engine, int32_t src, int32_t dst, char *err);
 MT_API void mt_engine_info(const mt_engine *engine, mt_info *info);
+MT_API void mt_engine_profile(const mt_engine *engine, int64_t *ns);
 MT_API void mt_engine_free(mt_engine *engine);
+MT_API mt_limits *mt_limits_create(int32_t isa, int32_t n_threads, int64_t buffer_bytes, char *err);
+MT_API double mt_limits_measure(mt_limits *limits, int32_t kind, int64_t span_bytes,
+                                double seconds);
+MT_API void mt_limits_free(mt_limits *limits);
 
 #endif

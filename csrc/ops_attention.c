@@ -124,23 +124,26 @@ static void merge_item(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {
     }
 }
 
-void mt_run_attention(mt_engine *e, int at, int thread) {
-    const mt_op *op = &e->ops[at];
-    mt_scratch *s = &e->scratch[thread];
-    const int n_items = e->n_tiles * op->i[1];
-    int32_t longest = 0;
-    for (int r = 0; r < e->step->n_rows; r++)
-        if (e->step->positions[r] >= longest) longest = e->step->positions[r] + 1;
-    const int splits = (longest + MT_SPLIT - 1) / MT_SPLIT;
-    int begin, end;
-    if (splits < 2 || e->step->n_rows > e->split_rows || n_items >= 8 * e->n_threads) {
-        while (mt_take(e, at, 0, n_items, &begin, &end))
-            for (int i = begin; i < end; i++) whole_item(e, op, i, s);
-        return;
-    }
-    while (mt_take(e, at, 0, n_items * splits, &begin, &end))
-        for (int i = begin; i < end; i++) split_item(e, op, i / splits, i % splits, s);
-    mt_pool_barrier(e->pool);
-    while (mt_take(e, at, 1, n_items, &begin, &end))
-        for (int i = begin; i < end; i++) merge_item(e, op, i, s);
+/* Few rows over a long context: splits are work items of their own, folded in a second phase. */
+static int is_split(const mt_engine *e, const mt_op *op) {
+    return e->n_splits > 1 && e->step->n_rows <= e->split_rows &&
+           e->n_tiles * op->i[1] < 8 * e->n_threads;
 }
+
+static int count_attend(const mt_engine *e, const mt_op *op) {
+    return e->n_tiles * op->i[1] * (is_split(e, op) ? e->n_splits : 1);
+}
+
+static void run_attend(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {
+    if (is_split(e, op))
+        split_item(e, op, item / e->n_splits, item % e->n_splits, s);
+    else
+        whole_item(e, op, item, s);
+}
+
+static int count_merge(const mt_engine *e, const mt_op *op) {
+    return is_split(e, op) ? e->n_tiles * op->i[1] : 0;
+}
+
+const mt_phase mt_attention_phases[MT_PHASES] = {{count_attend, run_attend},
+                                                 {count_merge, merge_item}};

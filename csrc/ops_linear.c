@@ -1,108 +1,163 @@
-/* Matrix products: one work item is a tile of 32 output rows times a chunk of activation rows. */
+/* Matrix products: one work item is a tile of 32 output rows times a chunk of activation rows.
+ *
+ * Every product has its own sum: x and, where the plan keeps a second plane, the rest; for a gated
+ * pair gate and up. The sums of a chunk lie one behind the other in the accumulators. */
 #include "engine.h"
 
+/* The chunk of an item, and where its operands are. */
 typedef struct {
-    const mt_weight *weight;
-    const mt_weight *bias; /* or NULL */
-    int64_t tile;
-    int64_t out_col; /* of the tile's first row */
-} tile_place;
+    int32_t in, rest; /* buffer ids; rest -1 where x has one plane */
+    int first, n;     /* activation rows */
+} row_chunk;
 
-static int64_t count_tiles(const mt_engine *e, const mt_op *op) {
-    int64_t n = 0;
-    for (int s = 0; s < 3; s++)
-        if (op->w[s] >= 0) n += e->weights[op->w[s]].n_tiles;
-    return n;
+static int n_planes(const mt_op *op) { return op->in[1] >= 0 ? 2 : 1; }
+
+static const uint8_t *tile_of(const mt_weight *w, int64_t tile) {
+    return w->packed + (size_t)tile * mt_tile_bytes(w->layout, w->cols);
 }
 
-/* Tile `index` among the stacked weights of the op. */
-static tile_place find_tile(const mt_engine *e, const mt_op *op, int64_t index) {
-    tile_place place = {0};
-    int64_t col = op->i[0];
-    for (int s = 0; s < 3 && op->w[s] >= 0; s++) {
-        const mt_weight *w = &e->weights[op->w[s]];
-        if (index < w->n_tiles) {
-            place.weight = w;
-            place.bias = op->w[3 + s] >= 0 ? &e->weights[op->w[3 + s]] : NULL;
-            place.tile = index;
-            place.out_col = col + index * MT_TILE_ROWS;
-            return place;
-        }
-        index -= w->n_tiles;
-        col += w->rows;
-    }
-    return place;
-}
-
-static void multiply_blocks(mt_engine *e, const mt_op *op, const mt_weight *w, const uint8_t *tile,
-                            int first, int n, const mt_scratch *s) {
+static void multiply_unpacked(mt_engine *e, const mt_weight *w, const uint8_t *tile,
+                              const row_chunk *c, const mt_scratch *s, float *acc) {
     const mt_kernels *k = e->kernels;
     const int n_blocks = (int)(w->cols / MT_BLOCK);
-    const size_t stride = (size_t)e->buffers[op->in[0]].row_bytes;
-    const mt_q8_block *x = mt_row_q8(e, op->in[0], first);
-    const mt_q8_block *rest = op->in[1] >= 0 ? mt_row_q8(e, op->in[1], first) : NULL;
+    const size_t stride = (size_t)e->buffers[c->in].row_bytes;
+    const mt_q8_block *x = mt_row_q8(e, c->in, c->first);
+    const mt_q8_block *rest = c->rest >= 0 ? mt_row_q8(e, c->rest, c->first) : NULL;
     for (int b = 0; b < n_blocks; b += MT_K_BLOCKS) {
         const int run = n_blocks - b < MT_K_BLOCKS ? n_blocks - b : MT_K_BLOCKS;
         k->unpack(w->layout, tile, b, run, s->codes, s->scales, s->mins);
-        k->mm_q8(w->layout, s->codes, s->scales, s->mins, run, x + b, stride, n, s->acc);
+        k->mm_q8(w->layout, s->codes, s->scales, s->mins, run, x + b, stride, c->n, acc);
         if (rest)
-            k->mm_q8(w->layout, s->codes, s->scales, s->mins, run, rest + b, stride, n, s->acc);
+            k->mm_q8(w->layout, s->codes, s->scales, s->mins, run, rest + b, stride, c->n,
+                     acc + c->n * MT_TILE_ROWS);
     }
 }
 
-static void multiply_floats(mt_engine *e, const mt_op *op, const mt_weight *w, const uint8_t *tile,
-                            int first, int n, const mt_scratch *s) {
-    const size_t stride = (size_t)e->buffers[op->in[0]].row_bytes / sizeof(float);
-    const float *x = mt_row_f32(e, op->in[0], first);
+static void multiply_floats(mt_engine *e, const mt_weight *w, const uint8_t *tile,
+                            const row_chunk *c, const mt_scratch *s, float *acc) {
+    const size_t stride = (size_t)e->buffers[c->in].row_bytes / sizeof(float);
+    const float *x = mt_row_f32(e, c->in, c->first);
     float *wide = (float *)(void *)s->codes;
     for (int64_t k = 0; k < w->cols; k += MT_K_FLOATS) {
         const int run = (int)(w->cols - k < MT_K_FLOATS ? w->cols - k : MT_K_FLOATS);
         e->kernels->unpack_float(w->format, tile, k, run, wide);
-        e->kernels->mm_f32(wide, run, x + k, stride, n, s->acc);
+        e->kernels->mm_f32(wide, run, x + k, stride, c->n, acc);
     }
 }
 
-static void store_tile(mt_engine *e, const mt_op *op, const tile_place *p, int first, int n,
-                       const float *acc) {
-    const int64_t left = p->weight->rows - p->tile * MT_TILE_ROWS;
-    const int rows = (int)(left < MT_TILE_ROWS ? left : MT_TILE_ROWS);
-    const float *bias = p->bias ? (const float *)p->bias->values + p->tile * MT_TILE_ROWS : NULL;
-    const int accumulate = op->flags & MT_FLAG_ACCUMULATE;
-    for (int c = 0; c < n; c++) {
-        float *out = mt_row_f32(e, op->out, first + c) + p->out_col;
-        const float *from = acc + c * MT_TILE_ROWS;
-        for (int i = 0; i < rows; i++) {
-            const float y = bias ? from[i] + bias[i] : from[i];
-            out[i] = accumulate ? out[i] + y : y;
-        }
+/* acc[n][32] = tile * rows + bias, the planes of the rows already added up. */
+static void multiply_tile(mt_engine *e, const mt_weight *w, const mt_weight *bias, int64_t tile,
+                          const row_chunk *c, const mt_scratch *s, float *acc) {
+    const uint8_t *packed = tile_of(w, tile);
+    const int planes = c->rest >= 0 ? 2 : 1, n = c->n * MT_TILE_ROWS;
+    if (w->layout->codes != MT_CODES_FLOAT && c->n * planes <= MT_DIRECT_COLS) {
+        const mt_q8_block *x[MT_DIRECT_COLS] = {mt_row_q8(e, c->in, c->first)};
+        if (c->n * planes == 2)
+            x[1] =
+                planes == 2 ? mt_row_q8(e, c->rest, c->first) : mt_row_q8(e, c->in, c->first + 1);
+        e->kernels->mm_direct(w->layout, packed, (int)(w->cols / MT_BLOCK), x, c->n * planes, acc);
+    } else {
+        for (int i = 0; i < planes * n; i++) acc[i] = 0.0f;
+        if (w->layout->codes == MT_CODES_FLOAT)
+            multiply_floats(e, w, packed, c, s, acc);
+        else
+            multiply_unpacked(e, w, packed, c, s, acc);
     }
+    for (int i = 0; planes == 2 && i < n; i++) acc[i] += acc[n + i];
+    if (!bias) return;
+    const int64_t left = w->rows - tile * MT_TILE_ROWS;
+    const float *b = (const float *)bias->values + tile * MT_TILE_ROWS;
+    for (int i = 0; i < n; i++)
+        if (i % MT_TILE_ROWS < left) acc[i] += b[i % MT_TILE_ROWS];
 }
 
 /* Chunks of activation rows: as few as fit the accumulators, more where tiles are scarce. */
-static int count_chunks(const mt_engine *e, int64_t n_tiles, int n) {
-    int chunks = (n + MT_COL_CHUNK - 1) / MT_COL_CHUNK;
+static int count_chunks(const mt_engine *e, int n_tiles, int n, int sums) {
+    const int fits = MT_COL_CHUNK / sums;
+    int chunks = (n + fits - 1) / fits;
     while (n_tiles * chunks < 4 * e->n_threads && n / (chunks + 1) >= 24) chunks++;
-    return chunks ? chunks : 1;
+    return chunks;
 }
 
-void mt_run_linear(mt_engine *e, int at, int thread) {
-    const mt_op *op = &e->ops[at];
-    const mt_scratch *s = &e->scratch[thread];
-    const int n = mt_rows_of(e, &e->buffers[op->out]);
-    const int n_tiles = (int)count_tiles(e, op), chunks = n ? count_chunks(e, n_tiles, n) : 0;
-    for (int begin, end; mt_take(e, at, 0, n_tiles * chunks, &begin, &end);)
-        for (int item = begin; item < end; item++) {
-            const tile_place p = find_tile(e, op, item % n_tiles);
-            const int chunk = item / n_tiles;
-            const int first = (int)((int64_t)n * chunk / chunks);
-            const int count = (int)((int64_t)n * (chunk + 1) / chunks) - first;
-            const uint8_t *tile =
-                p.weight->packed + (size_t)p.tile * mt_tile_bytes(p.weight->layout, p.weight->cols);
-            for (int i = 0; i < count * MT_TILE_ROWS; i++) s->acc[i] = 0.0f;
-            if (p.weight->layout->codes == MT_CODES_FLOAT)
-                multiply_floats(e, op, p.weight, tile, first, count, s);
-            else
-                multiply_blocks(e, op, p.weight, tile, first, count, s);
-            store_tile(e, op, &p, first, count, s->acc);
-        }
+static row_chunk chunk_of(const mt_op *op, int chunk, int chunks, int n) {
+    const int first = (int)((int64_t)n * chunk / chunks);
+    return (row_chunk){op->in[0], op->in[1], first,
+                       (int)((int64_t)n * (chunk + 1) / chunks) - first};
 }
+
+static int rows_of(const mt_engine *e, const mt_op *op) {
+    return mt_rows_of(e, &e->buffers[op->out]);
+}
+
+/* -- linear: up to three stacked weights -------------------------------------------------------- */
+
+static int stacked_tiles(const mt_engine *e, const mt_op *op) {
+    int64_t n = 0;
+    for (int w = 0; w < 3 && op->w[w] >= 0; w++) n += e->weights[op->w[w]].n_tiles;
+    return (int)n;
+}
+
+static int count_linear(const mt_engine *e, const mt_op *op) {
+    const int n_tiles = stacked_tiles(e, op);
+    return n_tiles * count_chunks(e, n_tiles, rows_of(e, op), n_planes(op));
+}
+
+static void store_tile(mt_engine *e, const mt_op *op, const row_chunk *c, int64_t out_col, int rows,
+                       const float *acc) {
+    for (int i = 0; i < c->n; i++, acc += MT_TILE_ROWS) {
+        float *out = mt_row_f32(e, op->out, c->first + i) + out_col;
+        if (op->flags & MT_FLAG_ACCUMULATE)
+            for (int r = 0; r < rows; r++) out[r] += acc[r];
+        else
+            for (int r = 0; r < rows; r++) out[r] = acc[r];
+    }
+}
+
+static void run_linear(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {
+    const int n_tiles = stacked_tiles(e, op), n = rows_of(e, op);
+    const int chunks = count_chunks(e, n_tiles, n, n_planes(op));
+    const row_chunk c = chunk_of(op, item / n_tiles, chunks, n);
+    int64_t tile = item % n_tiles, col = op->i[0];
+    int at = 0;
+    for (; tile >= e->weights[op->w[at]].n_tiles; at++) {
+        tile -= e->weights[op->w[at]].n_tiles;
+        col += e->weights[op->w[at]].rows;
+    }
+    const mt_weight *w = &e->weights[op->w[at]];
+    const mt_weight *bias = op->w[3 + at] >= 0 ? &e->weights[op->w[3 + at]] : NULL;
+    multiply_tile(e, w, bias, tile, &c, s, s->acc);
+    const int64_t left = w->rows - tile * MT_TILE_ROWS;
+    store_tile(e, op, &c, col + tile * MT_TILE_ROWS,
+               (int)(left < MT_TILE_ROWS ? left : MT_TILE_ROWS), s->acc);
+}
+
+const mt_phase mt_linear_phase = {count_linear, run_linear};
+
+/* -- linear_glu: activation(gate) * up, tile by tile -------------------------------------------- */
+
+static int count_linear_glu(const mt_engine *e, const mt_op *op) {
+    const int n_tiles = (int)e->weights[op->w[0]].n_tiles;
+    return n_tiles * count_chunks(e, n_tiles, rows_of(e, op), 2 * n_planes(op));
+}
+
+static void run_linear_glu(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {
+    const mt_weight *gate = &e->weights[op->w[0]], *up = &e->weights[op->w[1]];
+    const int n_tiles = (int)gate->n_tiles, n = rows_of(e, op);
+    const int chunks = count_chunks(e, n_tiles, n, 2 * n_planes(op)), tile = item % n_tiles;
+    const row_chunk c = chunk_of(op, item / n_tiles, chunks, n);
+    float *gates = s->acc, *ups = s->acc + c.n * n_planes(op) * MT_TILE_ROWS;
+    multiply_tile(e, gate, op->w[2] >= 0 ? &e->weights[op->w[2]] : NULL, tile, &c, s, gates);
+    multiply_tile(e, up, op->w[3] >= 0 ? &e->weights[op->w[3]] : NULL, tile, &c, s, ups);
+    e->kernels->glu(gates, ups, c.n * MT_TILE_ROWS, op->i[0], gates);
+    const int64_t left = gate->rows - (int64_t)tile * MT_TILE_ROWS;
+    if (e->buffers[op->out].kind == MT_BUF_F32) {
+        store_tile(e, op, &c, (int64_t)tile * MT_TILE_ROWS,
+                   (int)(left < MT_TILE_ROWS ? left : MT_TILE_ROWS), gates);
+        return;
+    }
+    for (int i = 0; i < c.n; i++)
+        e->kernels->quantize(gates + i * MT_TILE_ROWS, NULL, MT_TILE_ROWS,
+                             mt_row_q8(e, op->out, c.first + i) + tile);
+}
+
+const mt_phase mt_linear_glu_phase = {count_linear_glu, run_linear_glu};

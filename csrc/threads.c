@@ -1,9 +1,10 @@
-/* The pool of threads.h: generation counters that waiters first watch, then sleep on. */
+/* The pool of threads.h. */
+#define _POSIX_C_SOURCE 200809L /* posix_memalign, clock_gettime */
 #include "threads.h"
 
-#include <pthread.h>
-#include <stdatomic.h>
+#include <stdint.h>
 #include <stdlib.h>
+#include <time.h>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -15,23 +16,15 @@
 #endif
 
 enum {
-    SPINS_BARRIER = 20000, /* about a quarter of a millisecond: longer than a balanced op */
-    SPINS_IDLE = 4000
+    SPIN_STEP_US = 50, /* workers between steps: the next token mostly comes within a sampling */
+    SPIN_END_US = 50   /* the caller at the end of a step */
 };
 
-/* A counter that only grows; waiters wait for it to differ from what they saw. */
-typedef struct {
-    _Alignas(64) atomic_uint value;
-    _Alignas(64) atomic_int sleepers;
-    pthread_mutex_t mutex;
-    pthread_cond_t changed;
-} gate;
-
 struct mt_pool {
-    gate start, meet;
-    _Alignas(64) atomic_int arrived;
-    _Alignas(64) atomic_int stopping;
+    mt_gate start, done;
+    unsigned n_runs; /* so far; `done` then stands at n_runs * (n_threads - 1) */
     int n_threads, n_started;
+    int is_stopping;
     void (*fn)(void *, int);
     void *arg;
     pthread_t *handles;
@@ -42,31 +35,50 @@ typedef struct {
     int thread;
 } worker_arg;
 
-static void gate_init(gate *g) {
+void mt_gate_init(mt_gate *g) {
     atomic_init(&g->value, 0);
     atomic_init(&g->sleepers, 0);
     pthread_mutex_init(&g->mutex, NULL);
     pthread_cond_init(&g->changed, NULL);
 }
 
-static void gate_destroy(gate *g) {
+void mt_gate_destroy(mt_gate *g) {
     pthread_mutex_destroy(&g->mutex);
     pthread_cond_destroy(&g->changed);
 }
 
-static void gate_wait(gate *g, unsigned seen, int spins) {
-    for (int i = 0; i < spins; i++) {
-        if (atomic_load_explicit(&g->value, memory_order_acquire) != seen) return;
-        relax();
-    }
+static int has_reached(mt_gate *g, unsigned value, memory_order order) {
+    return (int)(atomic_load_explicit(&g->value, order) - value) >= 0;
+}
+
+static int64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* A pause takes 5 ns on one CPU and 50 ns on another, so the clock ends the spinning. */
+static int spin(mt_gate *g, unsigned value, int spin_us) {
+    const int64_t end = now_ns() + (int64_t)spin_us * 1000;
+    do {
+        for (int i = 0; i < 16; i++) {
+            if (has_reached(g, value, memory_order_acquire)) return 1;
+            relax();
+        }
+    } while (now_ns() < end);
+    return 0;
+}
+
+void mt_gate_wait(mt_gate *g, unsigned value, int spin_us) {
+    if (has_reached(g, value, memory_order_acquire) || spin(g, value, spin_us)) return;
     pthread_mutex_lock(&g->mutex);
     atomic_fetch_add(&g->sleepers, 1);
-    while (atomic_load(&g->value) == seen) pthread_cond_wait(&g->changed, &g->mutex);
+    while (!has_reached(g, value, memory_order_seq_cst)) pthread_cond_wait(&g->changed, &g->mutex);
     atomic_fetch_sub(&g->sleepers, 1);
     pthread_mutex_unlock(&g->mutex);
 }
 
-static void gate_open(gate *g) {
+void mt_gate_advance(mt_gate *g) {
     atomic_fetch_add(&g->value, 1); /* sequentially consistent: ordered against `sleepers` */
     if (atomic_load(&g->sleepers) == 0) return;
     pthread_mutex_lock(&g->mutex);
@@ -74,74 +86,58 @@ static void gate_open(gate *g) {
     pthread_mutex_unlock(&g->mutex);
 }
 
-void mt_pool_barrier(mt_pool *pool) {
-    if (pool->n_threads == 1) return;
-    const unsigned seen = atomic_load_explicit(&pool->meet.value, memory_order_acquire);
-    if (atomic_fetch_add(&pool->arrived, 1) == pool->n_threads - 1) {
-        atomic_store(&pool->arrived, 0);
-        gate_open(&pool->meet);
-    } else {
-        gate_wait(&pool->meet, seen, SPINS_BARRIER);
+static void *worker(void *raw) {
+    const worker_arg arg = *(worker_arg *)raw;
+    free(raw);
+    for (unsigned run = 1;; run++) {
+        mt_gate_wait(&arg.pool->start, run, SPIN_STEP_US);
+        if (arg.pool->is_stopping) return NULL;
+        arg.pool->fn(arg.pool->arg, arg.thread);
+        mt_gate_advance(&arg.pool->done);
     }
 }
 
-static void *worker(void *raw) {
-    worker_arg arg = *(worker_arg *)raw;
-    free(raw);
-    unsigned seen = 0;
-    for (;;) {
-        gate_wait(&arg.pool->start, seen, SPINS_IDLE);
-        seen++;
-        if (atomic_load(&arg.pool->stopping)) return NULL;
-        arg.pool->fn(arg.pool->arg, arg.thread);
-        mt_pool_barrier(arg.pool);
-    }
+static int start_worker(mt_pool *pool, int thread) {
+    worker_arg *arg = malloc(sizeof *arg);
+    if (!arg) return 0;
+    *arg = (worker_arg){pool, thread};
+    if (!pthread_create(&pool->handles[thread], NULL, worker, arg)) return 1;
+    free(arg);
+    return 0;
 }
 
 mt_pool *mt_pool_create(int n_threads) {
     mt_pool *pool = NULL;
     if (posix_memalign((void **)&pool, 64, sizeof *pool)) return NULL;
-    gate_init(&pool->start);
-    gate_init(&pool->meet);
-    atomic_init(&pool->arrived, 0);
-    atomic_init(&pool->stopping, 0);
-    pool->n_threads = n_threads;
-    pool->n_started = 0;
+    *pool = (mt_pool){.n_threads = n_threads};
+    mt_gate_init(&pool->start);
+    mt_gate_init(&pool->done);
     pool->handles = calloc((size_t)n_threads, sizeof *pool->handles);
-    for (int t = 1; pool->handles && t < n_threads; t++) {
-        worker_arg *arg = malloc(sizeof *arg);
-        if (!arg) break;
-        *arg = (worker_arg){pool, t};
-        if (pthread_create(&pool->handles[t], NULL, worker, arg)) {
-            free(arg);
-            break;
-        }
-        pool->n_started = t;
-    }
-    if (pool->n_started != n_threads - 1) {
-        mt_pool_free(pool);
-        return NULL;
-    }
-    return pool;
+    while (pool->handles && pool->n_started < n_threads - 1 &&
+           start_worker(pool, pool->n_started + 1))
+        pool->n_started++;
+    if (pool->n_started == n_threads - 1 && pool->handles) return pool;
+    mt_pool_free(pool);
+    return NULL;
 }
 
 void mt_pool_free(mt_pool *pool) {
     if (!pool) return;
-    atomic_store(&pool->stopping, 1);
-    gate_open(&pool->start);
+    pool->is_stopping = 1;
+    mt_gate_advance(&pool->start);
     for (int t = 1; t <= pool->n_started; t++) pthread_join(pool->handles[t], NULL);
-    gate_destroy(&pool->start);
-    gate_destroy(&pool->meet);
+    mt_gate_destroy(&pool->start);
+    mt_gate_destroy(&pool->done);
     free(pool->handles);
     free(pool);
 }
 
-int mt_pool_size(const mt_pool *pool) { return pool->n_threads; }
-
 void mt_pool_run(mt_pool *pool, void (*fn)(void *, int), void *arg) {
     pool->fn = fn;
     pool->arg = arg;
-    if (pool->n_threads > 1) gate_open(&pool->start);
+    pool->n_runs++;
+    if (pool->n_threads > 1) mt_gate_advance(&pool->start);
     fn(arg, 0);
-    mt_pool_barrier(pool);
+    if (pool->n_threads > 1)
+        mt_gate_wait(&pool->done, pool->n_runs * (unsigned)(pool->n_threads - 1), SPIN_END_US);
 }

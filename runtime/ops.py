@@ -27,6 +27,7 @@ class OpKind(IntEnum):
     GLU = 7
     ADD = 8
     TAKE_ROWS = 9
+    LINEAR_GLU = 10
 
 
 class BufferKind(IntEnum):
@@ -159,6 +160,14 @@ OPS: dict[OpKind, OpSpec] = {
         ),
         OpSpec(OpKind.ADD, inputs=("x",), meaning="out += x"),
         OpSpec(OpKind.TAKE_ROWS, inputs=("x",), meaning="out = x[out_rows]"),
+        OpSpec(
+            OpKind.LINEAR_GLU,
+            inputs=("x", "rest"),
+            weights=("gate", "up", "gate_bias", "up_bias"),
+            ints=("activation",),
+            meaning="out = activation(x @ gate.T + gate_bias) * (x @ up.T + up_bias); x and rest "
+            "as in linear. Recorded by folding a linear into the glu that alone reads it",
+        ),
     )
 }
 

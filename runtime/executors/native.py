@@ -82,7 +82,9 @@ class Library:
             if there != here:
                 raise NativeUnavailable(f"{name} has {there} bytes in C, {here} here; reinstall")
         for name, dtype in zip(
-            ("mt_op", "mt_buffer", "mt_kv_layer"), (OP_DTYPE, BUFFER_DTYPE, KV_LAYER_DTYPE), strict=True
+            ("mt_op", "mt_buffer", "mt_kv_layer"),
+            (OP_DTYPE, BUFFER_DTYPE, KV_LAYER_DTYPE),
+            strict=True,
         ):
             if self.ffi.sizeof(name) != dtype.itemsize:
                 raise NativeUnavailable(
@@ -104,7 +106,9 @@ class Library:
             return int(self.lib.mt_isa_best())
         names = dict(self.isas())
         if name not in names:
-            raise ModelError(f"there are no kernels for ISA {name!r}; there are: {', '.join(names)}")
+            raise ModelError(
+                f"there are no kernels for ISA {name!r}; there are: {', '.join(names)}"
+            )
         if not names[name]:
             raise ModelError(
                 f"this machine cannot run kernels for {name}; its best is {self.best_isa()}"
@@ -128,17 +132,20 @@ class NativeExecutor:
         kv_type: KvType = KvType.F16,
         n_threads: int | None = None,
         isa: str | None = None,
+        profile: bool = False,
     ) -> None:
         self.max_rows = plan.max_rows
         self.block_tokens = block_tokens
         self.n_blocks = n_blocks
         self._logits_width = plan.vocab_size
+        self._n_ops = len(plan.ops)
         self._library = Library()
         self._ffi, self._lib = self._library.ffi, self._library.lib
         self.isa_index = self._library.isa_index(isa)
         self.n_threads = n_threads or choose_threads().count
         options = self._ffi.new(
-            "mt_options *", (self.n_threads, self.isa_index, block_tokens, n_blocks, int(kv_type), 0)
+            "mt_options *",
+            (self.n_threads, self.isa_index, block_tokens, n_blocks, int(kv_type), int(profile)),
         )
         self._error = self._ffi.new("char[]", self._lib.MT_ERR_BYTES)
         plan_c, keep = self._plan(plan, weights)
@@ -169,6 +176,12 @@ class NativeExecutor:
 
     def copy_block(self, src: int, dst: int) -> None:
         self._check(self._lib.mt_engine_copy_block(self._live(), src, dst, self._error))
+
+    def op_seconds(self) -> np.ndarray:
+        """Seconds spent in each op of the plan so far, (n_ops); zeros unless asked to profile."""
+        ns = np.zeros(self._n_ops, np.int64)
+        self._lib.mt_engine_profile(self._live(), self._ffi.cast("int64_t *", ns.ctypes.data))
+        return ns / 1e9
 
     def close(self) -> None:
         if self._engine:

@@ -164,6 +164,7 @@ class Binder:
             OpKind.GLU: self._glu,
             OpKind.ADD: self._add,
             OpKind.TAKE_ROWS: self._take_rows,
+            OpKind.LINEAR_GLU: self._linear_glu,
         }
 
     def _embed(self, op: Op) -> list[Call]:
@@ -187,29 +188,45 @@ class Binder:
         return [lambda rows: quantize_rows(x, coarse, q8, rows.counts[kind])]
 
     def _linear(self, op: Op) -> list[Call]:
-        """One call for each run of neighbouring weights of one form."""
-        pairs = zip(op.weights[:3], op.weights[3:], strict=True)
+        # The logits are another array in every step, so `out` is looked up then.
+        floats, out, col = self._memory.floats, op.out, op.int_of("out_col")
+        return self._products(op, 3, lambda: floats[out], col)
+
+    def _linear_glu(self, op: Op) -> list[Call]:
+        gate_up = aligned((self._plan.max_rows, 2 * self._plan.buffers[op.out].width), np.float32)
+        products = self._products(op, 2, lambda: gate_up, 0)
+        return [*products, self._glu_call(op, gate_up)]
+
+    def _products(
+        self, op: Op, n_weights: int, out: Callable[[], np.ndarray], col: int
+    ) -> list[Call]:
+        """The op's weights times its rows: one call for each run of weights of one form."""
+        pairs = zip(op.weights[:n_weights], op.weights[n_weights:], strict=True)
         segments = [(self._plan.tensors[w], self._vector(b)) for w, b in pairs if w >= 0]
-        calls, col = [], op.int_of("out_col")
+        calls = []
         for _, run in groupby(segments, lambda segment: _form(segment[0].format)):
             parts = list(run)
             matrix = self._pack(tuple(tensor.name for tensor, _ in parts))
-            calls.append(self._linear_call(op, matrix, _stacked_bias(parts), col))
+            calls.append(self._product(op, matrix, _stacked_bias(parts), out, col))
             col += matrix.n_rows
         return calls
 
-    def _linear_call(
-        self, op: Op, w: QuantizedMatrix | FloatMatrix, bias: np.ndarray, col: int
+    def _product(
+        self,
+        op: Op,
+        w: QuantizedMatrix | FloatMatrix,
+        bias: np.ndarray,
+        out: Callable[[], np.ndarray],
+        col: int,
     ) -> Call:
-        # The logits are another array in every step, so `out` is looked up then.
-        floats, out, adds, kind = self._memory.floats, op.out, op.accumulate, self._sink(op)[2]
+        adds, kind = op.accumulate, self._sink(op)[2]
         if isinstance(w, QuantizedMatrix):
             q8, rest = self._q8(op.inputs[0]), self._q8(op.inputs[1])
             return lambda rows: linear_quantized(
-                w, bias, q8, rest, rows.counts[kind], floats[out], col, adds
+                w, bias, q8, rest, rows.counts[kind], out(), col, adds
             )
         x = self._floats(op.inputs[0])
-        return lambda rows: linear_float(w, bias, x, rows.counts[kind], floats[out], col, adds)
+        return lambda rows: linear_float(w, bias, x, rows.counts[kind], out(), col, adds)
 
     def _rope_table(self, op: Op) -> list[Call]:
         inv_freq, out = self._vector(op.weight_of("inv_freq")), self._floats(op.out)
@@ -242,12 +259,11 @@ class Binder:
         ]  # fmt: skip
 
     def _glu(self, op: Op) -> list[Call]:
-        x, activation, (out, q8, kind) = (
-            self._floats(op.inputs[0]),
-            op.int_of("activation"),
-            self._sink(op),
-        )
-        return [lambda rows: glu(x, activation, out, q8, rows.counts[kind])]
+        return [self._glu_call(op, self._floats(op.inputs[0]))]
+
+    def _glu_call(self, op: Op, gate_up: np.ndarray) -> Call:
+        activation, (out, q8, kind) = op.int_of("activation"), self._sink(op)
+        return lambda rows: glu(gate_up, activation, out, q8, rows.counts[kind])
 
     def _add(self, op: Op) -> list[Call]:
         x, (out, _, kind) = self._floats(op.inputs[0]), self._sink(op)

@@ -129,6 +129,7 @@ class ReferenceExecutor:
             OpKind.GLU: self._glu,
             OpKind.ADD: self._add,
             OpKind.TAKE_ROWS: self._take_rows,
+            OpKind.LINEAR_GLU: self._linear_glu,
         }
 
     def run(self, step: Step) -> np.ndarray:
@@ -149,7 +150,9 @@ class ReferenceExecutor:
 
     def _weight(self, op: Op, name: str) -> np.ndarray | None:
         """The op's weight as float32 (float64 for tables), None where it has none."""
-        at = op.weight_of(name)
+        return self._tensor(op.weight_of(name))
+
+    def _tensor(self, at: int) -> np.ndarray | None:
         if at < 0:
             return None
         if at not in self._decoded:
@@ -175,12 +178,20 @@ class ReferenceExecutor:
         run.store(op, x if coarse < 0 else x - run.floats(coarse))
 
     def _linear(self, run: _Run, op: Op) -> None:
+        run.store(op, self._products(run, op, 3), first_col=op.int_of("out_col"))
+
+    def _linear_glu(self, run: _Run, op: Op) -> None:
+        gate, up = np.split(self._products(run, op, 2), 2, axis=1)
+        run.store(op, _ACTIVATIONS[Activation(op.int_of("activation"))](gate) * up)
+
+    def _products(self, run: _Run, op: Op, n_weights: int) -> np.ndarray:
+        """x @ w.T + b of the op's stacked weights, (n, sum of their rows)."""
         x = run.floats(op.inputs[0])
         if op.inputs[1] >= 0:
             x = x + run.floats(op.inputs[1])
         parts = []
-        for segment in ("0", "1", "2"):
-            w, bias = self._weight(op, f"w{segment}"), self._weight(op, f"b{segment}")
+        for w_id, b_id in zip(op.weights[:n_weights], op.weights[n_weights:], strict=True):
+            w, bias = self._tensor(w_id), self._tensor(b_id)
             if w is None:
                 break
             # Row by row: a matrix product may sum in another order for another number of rows.
@@ -188,7 +199,7 @@ class ReferenceExecutor:
             for row in range(len(x)):
                 part[row] = w @ x[row]
             parts.append(part if bias is None else part + bias)
-        run.store(op, np.concatenate(parts, axis=1), first_col=op.int_of("out_col"))
+        return np.concatenate(parts, axis=1)
 
     def _rope_table(self, run: _Run, op: Op) -> None:
         inv_freq = self._weight(op, "inv_freq")
