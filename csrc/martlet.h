@@ -72,11 +72,11 @@ enum mt_kv_type { MT_KV_F16 = 0, MT_KV_F32 = 1 };
 typedef struct mt_op {
     int32_t kind;
     int32_t flags;
-    int32_t in[2];  /* buffer ids */
-    int32_t out;    /* buffer id */
-    int32_t w[6];   /* tensor ids */
-    int32_t i[9];   /* integer attributes */
-    float f[4];     /* float attributes */
+    int32_t in[2]; /* buffer ids */
+    int32_t out;   /* buffer id */
+    int32_t w[6];  /* tensor ids */
+    int32_t i[9];  /* integer attributes */
+    float f[4];    /* float attributes */
 } mt_op;
 
 /* A matrix with one row per row of the step, at a fixed place in the arena. */

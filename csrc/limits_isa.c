@@ -1,0 +1,70 @@
+/* The loops of limits.h, written once against the primitives of simd_*.h and compiled per ISA.
+ *
+ * A compiler that saw through them would take out the very work that is measured: hence distinct
+ * accumulators, and fences after which it must take x to point elsewhere. */
+#include "limits.h"
+
+/* Enough accumulators to hide the latency of the unit, few enough to stay in registers. */
+#if defined(__AVX512VNNI__)
+#include "simd_avx512.h"
+enum { N_INT8 = 16, N_F32 = 16, FENCE_EACH = 0 };
+#elif defined(__AVXVNNI__)
+#include "simd_avx2.h"
+enum { N_INT8 = 6, N_F32 = 6, FENCE_EACH = 0 };
+#elif defined(__AVX2__)
+#include "simd_avx2.h"
+enum { N_INT8 = 3, N_F32 = 5, FENCE_EACH = 1 }; /* products could be shared by accumulators */
+#else
+#include "simd_scalar.h"
+enum { N_INT8 = 1, N_F32 = 1, FENCE_EACH = 1 };
+#endif
+
+#define FENCE(p) __asm__ volatile("" : "+r"(p))
+
+static int64_t multiply_int8(int n_rounds, const int32_t *operands, int32_t *sink) {
+    const int8_t *x = (const int8_t *)operands;
+    const vb codes = vb_load((const uint8_t *)operands);
+    vi acc[N_INT8];
+#pragma GCC unroll 16
+    for (int i = 0; i < N_INT8; i++) acc[i] = vi_load(operands + i);
+    for (int r = 0; r < n_rounds; r++) {
+        FENCE(x);
+#pragma GCC unroll 16
+        for (int i = 0; i < N_INT8; i++) {
+            if (FENCE_EACH) FENCE(x);
+            acc[i] = vi_dot(acc[i], codes, x);
+        }
+    }
+    int32_t sum = 0;
+#pragma GCC unroll 16
+    for (int i = 0; i < N_INT8; i++) sum ^= vi_hsum(acc[i]);
+    *sink = sum;
+    return (int64_t)n_rounds * N_INT8 * 64;
+}
+
+static int64_t multiply_f32(int n_rounds, const float *operands, float *sink) {
+    const float *x = operands;
+    const vf weights = vf_load(operands);
+    vf acc[N_F32];
+#pragma GCC unroll 16
+    for (int i = 0; i < N_F32; i++) acc[i] = vf_load(operands + i);
+    for (int r = 0; r < n_rounds; r++) {
+        FENCE(x);
+        const vf values = vf_load(x);
+#pragma GCC unroll 16
+        for (int i = 0; i < N_F32; i++) acc[i] = vf_fma(weights, values, acc[i]);
+    }
+    float sum = 0;
+#pragma GCC unroll 16
+    for (int i = 0; i < N_F32; i++) sum += vf_hsum(acc[i]);
+    *sink = sum;
+    return (int64_t)n_rounds * N_F32 * 16;
+}
+
+#define MT_LOOPS_NAME2(isa) mt_limit_loops_##isa
+#define MT_LOOPS_NAME(isa) MT_LOOPS_NAME2(isa)
+
+const mt_limit_loops MT_LOOPS_NAME(MT_ISA) = {
+    .multiply_int8 = multiply_int8,
+    .multiply_f32 = multiply_f32,
+};
