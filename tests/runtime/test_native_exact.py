@@ -11,12 +11,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from martlet.quant.formats import FORMATS, dequantize
+from martlet.quant.random_blocks import SCALES
 from martlet.runtime.executors.native import NativeExecutor
 from martlet.runtime.plan import PlanBuilder
 from martlet.runtime.weights import StoredTensor, StoredWeights
 
 from .native_library import ISAS
-from .tiny import _SCALES, BLOCK_FORMATS, FLOAT_FORMATS, Chunk, make_step
+from .tiny import BLOCK_FORMATS, FLOAT_FORMATS, Chunk, make_step
 
 COLS = 512
 HALF = 16  # columns of the finest sub-block scale
@@ -51,7 +52,7 @@ def weights(format_name: str, rng: np.random.Generator) -> StoredTensor:
     patterns = [np.full((per_row, fmt.nbytes), byte, np.uint8) for byte in BYTES]
     patterns += [rng.integers(0, 256, (per_row, fmt.nbytes), dtype=np.uint8) for _ in range(5)]
     rows = [pattern.copy() for pattern in patterns for _ in ROW_SCALES]
-    at, offset = _SCALES[format_name]
+    at, offset = SCALES[format_name]
     for row, scale in zip(rows, ROW_SCALES * len(patterns), strict=True):
         row[:, at : at + 2] = np.array(scale, "<f2").reshape(1).view(np.uint8)
         if offset:

@@ -10,13 +10,16 @@ Plans of a single op are in op_cases.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
 import numpy as np
-from martlet.quant.formats import FORMATS, Format
+from martlet.quant.formats import FORMATS
+from martlet.quant.random_blocks import BLOCK_FORMATS as BLOCK_FORMATS
+from martlet.quant.random_blocks import random_weights
 from martlet.runtime.config import ModelConfig
 from martlet.runtime.executors import Executor
 from martlet.runtime.models import record_plan
@@ -24,23 +27,6 @@ from martlet.runtime.plan import Plan
 from martlet.runtime.step import Step
 from martlet.runtime.weights import StoredTensor, StoredWeights
 
-# Where the half floats of a block stand: the scale, and the offset's (byte, factor to the scale
-# that centres the weights on zero).
-_SCALES: dict[str, tuple[int, tuple[int, float] | None]] = {
-    "Q4_0": (0, None),
-    "Q4_1": (0, (2, -7.5)),
-    "Q5_0": (0, None),
-    "Q5_1": (0, (2, -15.5)),
-    "Q8_0": (0, None),
-    "Q2_K": (80, (82, 1.5)),
-    "Q3_K": (108, None),
-    "Q4_K": (0, (2, 7.5)),
-    "Q5_K": (0, (2, 15.5)),
-    "Q6_K": (208, None),
-    "IQ4_NL": (0, None),
-    "IQ4_XS": (0, None),
-}
-BLOCK_FORMATS = tuple(_SCALES)
 FLOAT_FORMATS = ("F32", "F16", "BF16")
 
 
@@ -48,34 +34,8 @@ def random_tensor(
     format_name: str, shape: tuple[int, ...], rng: np.random.Generator, std: float = 1.0
 ) -> StoredTensor:
     """Weights of about this standard deviation: random bits, scales of either sign."""
-    fmt = FORMATS[format_name]
-    if fmt.block == 1:
-        values = (rng.standard_normal(shape) * std).astype(np.float32)
-        return StoredTensor(fmt, shape, _encode_floats(values, format_name))
-    n_blocks = fmt.data_bytes(shape) // fmt.nbytes
-    blocks = rng.integers(0, 256, (n_blocks, fmt.nbytes), dtype=np.uint8)
-    unit = _decode_with(fmt, blocks[:64].copy(), np.ones(min(n_blocks, 64)))
-    scale = std / float(np.std(unit))
-    d = scale * rng.uniform(0.6, 1.4, n_blocks) * rng.choice((-1, 1), n_blocks)
-    _decode_with(fmt, blocks, d)
-    return StoredTensor(fmt, shape, blocks.reshape(-1))
-
-
-def _encode_floats(values: np.ndarray, format_name: str) -> np.ndarray:
-    if format_name == "BF16":  # cut off the lower half: any 16 bits are a valid value
-        return (values.reshape(-1).view(np.uint32) >> 16).astype("<u2").view(np.uint8)
-    dtype = {"F32": "<f4", "F16": "<f2"}[format_name]
-    return values.reshape(-1).astype(dtype).view(np.uint8)
-
-
-def _decode_with(fmt: Format, blocks: np.ndarray, d: np.ndarray) -> np.ndarray:
-    """Writes the scales d (and matching offsets) into blocks; returns the weights."""
-    at, offset = _SCALES[fmt.name]
-    blocks[:, at : at + 2] = d.astype("<f2")[:, None].view(np.uint8)
-    if offset is not None:
-        byte, factor = offset
-        blocks[:, byte : byte + 2] = (d * factor).astype("<f2")[:, None].view(np.uint8)
-    return fmt.decode(blocks)
+    data = random_weights(format_name, math.prod(shape), rng, std)
+    return StoredTensor(FORMATS[format_name], shape, data)
 
 
 @dataclass(frozen=True)
