@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
+from martlet.scripts.bench import bench
+from martlet.scripts.bench_peers import bench_peers
 from martlet.scripts.chat import chat
 from martlet.scripts.console import OneLineErrors
 from martlet.scripts.divergence import divergence
@@ -16,6 +18,7 @@ from martlet.scripts.perplexity import perplexity
 from martlet.scripts.pull import pull
 from martlet.scripts.run import run
 from martlet.scripts.serve import serve
+from martlet.scripts.synthesize import synthesize
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "run": run,
@@ -26,6 +29,9 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "perplexity": perplexity,
     "divergence": divergence,
     "doctor": doctor,
+    "bench": bench,
+    "bench-peers": bench_peers,
+    "synthesize": synthesize,
 }
 
 app = typer.Typer(

@@ -1,0 +1,112 @@
+"""How much work a step is: multiply-adds and bytes, counted from the plan and the step's arrays.
+Owns the formulas; must not know how long anything took or how an executor does it.
+
+Weights are counted once per step, as the file stores them; keys and values once per sequence and
+layer, up to the window. Norms, rope and the gathered embedding rows are small and left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from martlet.quant.formats import FORMATS
+from martlet.runtime.ops import OPS, OpKind, RowKind
+from martlet.runtime.plan import FLOAT_FORMATS, Op, Plan
+from martlet.runtime.step import Step
+
+
+@dataclass(frozen=True)
+class Work:
+    """Multiply-adds by the unit that has to do them, and bytes that have to come from memory."""
+
+    int8_macs: int = 0  # products of weights in blocks, and attention
+    f32_macs: int = 0  # products of weights stored as floats
+    weight_bytes: int = 0
+    kv_bytes: int = 0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            self.int8_macs + other.int8_macs,
+            self.f32_macs + other.f32_macs,
+            self.weight_bytes + other.weight_bytes,
+            self.kv_bytes + other.kv_bytes,
+        )
+
+    @property
+    def macs(self) -> int:
+        return self.int8_macs + self.f32_macs
+
+    @property
+    def n_bytes(self) -> int:
+        return self.weight_bytes + self.kv_bytes
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What a machine can do per second."""
+
+    int8_macs: float
+    f32_macs: float
+    n_bytes: float
+
+    def seconds(self, work: Work) -> tuple[float, float]:
+        """The least time for the multiply-adds, and for the bytes."""
+        multiply = work.int8_macs / self.int8_macs + work.f32_macs / self.f32_macs
+        return multiply, work.n_bytes / self.n_bytes
+
+
+def steps_work(plan: Plan, steps: Iterable[Step], kv_value_bytes: float = 2) -> Work:
+    return sum((step_work(plan, step, kv_value_bytes) for step in steps), Work())
+
+
+def step_work(plan: Plan, step: Step, kv_value_bytes: float = 2) -> Work:
+    total = Work()
+    for op in plan.ops:
+        if op.kind is OpKind.ATTENTION:
+            total += _attention(op, step, kv_value_bytes)
+        elif op.kind is not OpKind.EMBED:  # which gathers rows of its matrix
+            total += _products(plan, op, step)
+    return total
+
+
+def _products(plan: Plan, op: Op, step: Step) -> Work:
+    """Of all matrices of the op, whatever it does beside multiplying."""
+    tensors = (plan.tensors[w] for w in op.weights if w >= 0)
+    n_rows = step.n_out if plan.buffers[op.out].rows is RowKind.OUT else step.n_rows
+    if n_rows == 0:  # no row wants logits: the weights are not read
+        return Work()
+    # A second plane of activations meets the same weights once more.
+    names = OPS[op.kind].inputs
+    n_planes = 2 if "rest" in names and op.inputs[names.index("rest")] >= 0 else 1
+    total = Work()
+    for tensor in (t for t in tensors if len(t.shape) == 2):
+        macs = tensor.shape[0] * tensor.shape[1] * n_rows * n_planes
+        n_bytes = FORMATS[tensor.format].data_bytes(tensor.shape)
+        is_float = tensor.format in FLOAT_FORMATS
+        total += Work(0 if is_float else macs, macs if is_float else 0, n_bytes)
+    return total
+
+
+def _attention(op: Op, step: Step, kv_value_bytes: float) -> Work:
+    window = op.int_of("window")
+    widths = op.int_of("head_dim") + op.int_of("value_dim")
+    positions = step.positions.astype(np.int64)
+    first = np.maximum(positions + 1 - window, 0) if window else np.zeros_like(positions)
+    n_visible = int((positions + 1 - first).sum())
+    n_read = _positions_read(step, positions, first)
+    kv_values = n_read * op.int_of("kv_heads") * widths
+    return Work(
+        int8_macs=n_visible * op.int_of("heads") * widths,
+        kv_bytes=round(kv_values * kv_value_bytes),
+    )
+
+
+def _positions_read(step: Step, positions: np.ndarray, first: np.ndarray) -> int:
+    """Positions that the rows of each sequence see, each counted once."""
+    starts, ends = step.seq_start[:-1], step.seq_start[1:]
+    return sum(
+        int(positions[end - 1]) + 1 - int(first[start])
+        for start, end in zip(starts, ends, strict=True)
+        if end > start
+    )

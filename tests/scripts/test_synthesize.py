@@ -1,0 +1,157 @@
+"""Synthesized files: sizes of real models, whole or absent, and readable by martlet."""
+
+import dataclasses
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from martlet.quant.errors import MartletError
+from martlet.quant.formats import FORMATS
+from martlet.quant.gguf_file import GGUFFile
+from martlet.runtime.model import load_model
+from martlet.runtime.tokenizer import Tokenizer
+from martlet.scripts import synthesize as synthesizer
+from martlet.scripts.errors import NoSpace
+from martlet.scripts.random_vocabulary import LEAST_SIZE, vocabulary
+from martlet.scripts.shapes import MIXTURES, SHAPES, Shape, find_mixture, find_shape, takes_more
+from martlet.scripts.synthesize import write_model
+
+from ..runtime.tiny import Chunk, make_step
+from .conftest import Martlet
+
+SMALL = Shape("small", "llama", 256, 512, 4, 4, 2, 64, 1000, 512, 1e4, 1e-5)
+SMALL_GEMMA = dataclasses.replace(SMALL, name="small-gemma", arch="gemma3", window=32)
+UNTIED = dataclasses.replace(SMALL, name="untied", is_tied=False)
+
+
+def sizes(shape_name: str, mixture: str) -> dict[str, int]:
+    shape = find_shape(shape_name)
+    return {
+        name: FORMATS[find_mixture(mixture).format_of(name, size, shape)].data_bytes(size)
+        for name, size in shape.tensors()
+    }
+
+
+@pytest.mark.parametrize(
+    ("shape", "mixture", "mega_bytes"),
+    [
+        # Sizes of the tensors in the files that llama-quantize makes of the real models.
+        ("llama-1b", "Q4_K_M", 800),
+        ("llama-1b", "Q8_0", 1313),
+        ("llama-3b", "Q4_K_M", 2011),
+        ("llama-8b", "Q4_K_M", 4913),
+        ("smollm2-135m", "Q4_1", 96.6),
+        ("gemma3-270m", "Q4_K_M", 246.6),
+    ],
+)
+def test_shapes_have_the_sizes_of_real_files(shape: str, mixture: str, mega_bytes: float) -> None:
+    assert sum(sizes(shape, mixture).values()) / 1e6 == pytest.approx(mega_bytes, rel=0.002)
+
+
+def test_every_third_layer_and_both_ends_take_more() -> None:
+    assert [n for n in range(16) if takes_more(n, 16)] == [0, 1, 4, 7, 10, 13, 14, 15]
+
+
+def test_rows_of_other_lengths_take_the_next_format() -> None:
+    shape, mixture = find_shape("gemma3-270m"), MIXTURES["Q4_K_M"]
+    found = {name: mixture.format_of(name, size, shape) for name, size in shape.tensors()}
+    assert found["token_embd.weight"] == "Q8_0"
+    assert found["blk.3.attn_q.weight"] == "Q5_0"
+    assert found["blk.0.ffn_down.weight"] == "Q6_K"
+    assert found["blk.0.attn_norm.weight"] == "F32"
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_every_type_loads_and_runs(tmp_path: Path, mixture: str) -> None:
+    path = tmp_path / "model.gguf"
+    assert write_model(path, SMALL, MIXTURES[mixture]) == path.stat().st_size
+    model = load_model(path, executor="reference", context=32)
+    logits = model.executor.run(make_step([Chunk([1, 2, 3], 0, [0])]))
+    model.close()
+    assert logits.shape == (3, SMALL.vocab_size)
+    assert np.isfinite(logits).all()
+    assert 0.1 < logits.std() < 10
+
+
+@pytest.mark.parametrize("shape", [SMALL_GEMMA, UNTIED], ids=lambda shape: shape.name)
+def test_every_kind_of_shape_runs(tmp_path: Path, shape: Shape) -> None:
+    path = tmp_path / "model.gguf"
+    write_model(path, shape, MIXTURES["Q4_K_M"])
+    model = load_model(path, executor="reference", context=32)
+    logits = model.executor.run(make_step([Chunk([1, 2, 3], 0, [0])]))
+    assert [layer.window for layer in model.config.layers] == [shape.window] * shape.n_layers
+    model.close()
+    assert np.isfinite(logits).all()
+
+
+def test_the_reader_of_the_gguf_package_agrees(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_model(path, SMALL, MIXTURES["Q4_K_M"])
+    reader = gguf.GGUFReader(path)
+    with GGUFFile.open(path) as file:
+        theirs = {tensor.name: tensor for tensor in reader.tensors}
+        assert list(theirs) == list(file.tensors)
+        for name, tensor in file.tensors.items():
+            assert theirs[name].tensor_type == tensor.format.ggml_type
+            assert (theirs[name].data.reshape(-1).view(np.uint8) == tensor.data).all()
+
+
+def test_the_same_seed_gives_the_same_file(tmp_path: Path) -> None:
+    files = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        write_model(tmp_path / name, SMALL, MIXTURES["Q4_0"], seed=seed)
+        files.append((tmp_path / name).read_bytes())
+    assert files[0] == files[1] != files[2]
+
+
+@pytest.mark.parametrize("size", [LEAST_SIZE + 1, 1000, 5000])
+def test_every_text_survives_the_vocabulary(size: int) -> None:
+    tokenizer = Tokenizer.from_metadata(vocabulary(size))
+    text = "Hello there, naïve 世界! \x00\t\n"
+    ids = tokenizer.encode(text, add_special=True, parse_special=False)
+    assert tokenizer.vocab_size == size
+    assert ids[0] == tokenizer.bos_id == size - 3
+    assert tokenizer.decode(ids) == text
+    assert len(ids) <= 1 + len(text.encode())
+
+
+def test_a_vocabulary_without_room_for_bytes_is_refused() -> None:
+    with pytest.raises(MartletError, match="at least 260"):
+        vocabulary(LEAST_SIZE)
+
+
+def test_a_broken_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"old")
+
+    def stop(what: str, done_bytes: int, total_bytes: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_model(path, SMALL, MIXTURES["Q4_0"], progress=stop)
+    assert [file.name for file in tmp_path.iterdir()] == ["model.gguf"]
+    assert path.read_bytes() == b"old"
+
+
+def test_too_small_a_disk_is_told_before_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(synthesizer, "MARGIN_BYTES", 1 << 60)
+    with pytest.raises(NoSpace, match="MiB free, the model needs"):
+        write_model(tmp_path / "model.gguf", SMALL, MIXTURES["Q4_0"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_writes_a_file_and_names_what_it_knows(
+    martlet: Martlet, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.gguf"
+    small = ("--layers", "1", "--vocab-size", "300", "--type", "Q4_0")
+    assert martlet("synthesize", "smollm2-135m", str(path), *small).returncode == 0
+    with GGUFFile.open(path) as file:
+        assert file.metadata["llama.block_count"] == 1
+        assert file.tensors["token_embd.weight"].shape == (300, 576)
+    wrong = martlet("synthesize", "llama-2b", str(path))
+    assert wrong.returncode == 1
+    assert all(name in wrong.stderr for name in SHAPES)
