@@ -17,6 +17,10 @@ DepthOption = Annotated[str, typer.Option(help="Tokens already in the KV cache."
 RepeatOption = Annotated[int, typer.Option(min=1, help="Repeats; the median counts.")]
 IsaOption = Annotated[str | None, typer.Option(help="Kernels of the native executor.")]
 StepRowsOption = Annotated[int, typer.Option(min=1, help="Rows of one step at most.")]
+ReadMbOption = Annotated[
+    int | None,
+    typer.Option(min=64, help="Buffer of the read limit, twice; default 1074, less in little RAM."),
+]
 
 
 def bench(
@@ -30,6 +34,7 @@ def bench(
     executor: options.ExecutorOption = options.ExecutorName.auto,
     isa: IsaOption = None,
     step_rows: StepRowsOption = 256,
+    read_mb: ReadMbOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Speed of MODEL, and its share of this machine's limits measured in the same run."""
@@ -40,13 +45,17 @@ def bench(
     from martlet.scripts.bench_open import Options, open_bench
 
     cases = make_cases(prefill, decode, batches, depths)
-    chosen = Options(executor.value, threads, isa, step_rows)
+    chosen = Options(executor.value, threads, isa, step_rows, mega(read_mb))
     with open_bench(model, cases, chosen) as opened:
         results = measure(opened.bench, opened.plan, cases, opened.limits, repeat, tell)
     if as_json:
         print_json(bench_report.as_json(opened.facts, opened.limits, results))
     else:
         print(bench_report.as_text(opened.facts, opened.limits, results))
+
+
+def mega(value: int | None) -> int | None:
+    return None if value is None else value * 1_000_000
 
 
 def tell(what: str) -> None:

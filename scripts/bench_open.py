@@ -37,6 +37,7 @@ class Options:
     threads: int | None = None
     isa: str | None = None
     step_rows: int = 256
+    buffer_bytes: int | None = None  # of the read limit; None: as large as memory comfortably has
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def open_bench(spec: str, cases: Sequence[Case], options: Options) -> Iterator[O
         model = stack.enter_context(open_model(str(path), **load))
         bench = Bench(model.executor, room, model.config.vocab_size)
         n_threads = getattr(model.executor, "n_threads", choose_threads(options.threads).count)
-        machine = open_limits(stack, n_threads, options.isa)
+        machine = open_limits(stack, n_threads, options)
         limits = Limits(machine, span_bytes=weight_bytes(model.plan, bench))
         about = facts(model, path, options, n_threads, limits)
         yield Opened(model, bench, limits, about, path, n_threads)
@@ -91,11 +92,14 @@ def pool_bytes(plan: Plan, room: Room) -> int:
 
 
 def open_limits(
-    stack: contextlib.ExitStack, n_threads: int, isa: str | None
+    stack: contextlib.ExitStack, n_threads: int, options: Options
 ) -> MachineLimits | None:
     """None, and a word on it, where the native library is missing."""
     try:
-        return stack.enter_context(MachineLimits(n_threads=n_threads, isa=isa))
+        machine = MachineLimits(
+            n_threads=n_threads, isa=options.isa, buffer_bytes=options.buffer_bytes
+        )
+        return stack.enter_context(machine)
     except (OSError, MartletError) as error:
         note(f"the machine's limits cannot be measured: {error}")
         return None

@@ -54,6 +54,7 @@ def bench_peers(
     executor: options.ExecutorOption = options.ExecutorName.auto,
     isa: single.IsaOption = None,
     step_rows: single.StepRowsOption = 256,
+    read_mb: single.ReadMbOption = None,
     llama_bin: Annotated[
         Path | None, typer.Option(help="Folder of llama-bench and llama-batched-bench.")
     ] = None,
@@ -64,14 +65,10 @@ def bench_peers(
     as_json: options.JsonOption = False,
 ) -> None:
     """martlet against llama.cpp: the same cases in turn, and the ratios of their medians."""
-    batches, depths = (
-        single.whole_numbers(batch, "--batch", 1),
-        single.whole_numbers(depth, "--depth", 0),
-    )
-    flashes, levels = (
-        single.whole_numbers(flash, "--flash", 0),
-        sorted({0, *single.whole_numbers(busy, "--busy", 0)}),
-    )
+    batches = single.whole_numbers(batch, "--batch", 1)
+    depths = single.whole_numbers(depth, "--depth", 0)
+    flashes = single.whole_numbers(flash, "--flash", 0)
+    levels = sorted({0, *single.whole_numbers(busy, "--busy", 0)})
     from martlet.scripts import bench_peers_report as reports
     from martlet.scripts.bench_cases import make_cases
     from martlet.scripts.bench_open import Options, open_bench
@@ -79,7 +76,8 @@ def bench_peers(
 
     programs = LlamaPrograms.find(llama_bin)
     cases = make_cases(prefill, decode, batches, depths)
-    with open_bench(model, cases, Options(executor.value, threads, isa, step_rows)) as opened:
+    chosen = Options(executor.value, threads, isa, step_rows, single.mega(read_mb))
+    with open_bench(model, cases, chosen) as opened:
         peers = [LlamaCpp(programs, opened.path, opened.n_threads, bool(f)) for f in flashes]
         found = alternate(
             opened.bench, peers, cases, levels, repeat, opened.limits.sample, single.tell
