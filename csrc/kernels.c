@@ -23,6 +23,7 @@ const mt_kernels MT_TABLE_NAME(MT_ISA) = {
     .unpack = unpack,
     .mm_q8 = mm_q8,
     .mm_direct = mm_direct,
+    .direct_cols = MM_COLS,
     .unpack_float = unpack_float,
     .mm_f32 = mm_f32,
     .quantize = quantize,

@@ -5,8 +5,8 @@
 
 #include "formats.h"
 
-enum { MT_DIRECT_COLS = 2 };
-enum { MT_SPLIT = 256 }; /* positions of one attention split, aligned at absolute multiples */
+enum { MT_DIRECT_COLS = 6 }; /* of the widest tile */
+enum { MT_SPLIT = 256 };     /* positions of one attention split, aligned at absolute multiples */
 
 /* How keys and values of one layer lie in a block of the pool, in elements:
  * per kv head: K as [token group of 16][head_dim][16 tokens], then V as [token][v_stride]. */
@@ -38,12 +38,15 @@ typedef struct mt_kernels {
      * with scales f32 [block][sub][32] and, for formats with a minimum, mins alike. */
     void (*unpack)(const mt_layout *f, const uint8_t *tile, int64_t b, int n_blocks, uint8_t *codes,
                    float *scales, float *mins);
-    /* acc[column][32] += products of unpacked blocks with `n_cols` activation rows, in ascending
-     * block order. `x` points at block b of the first row. */
+    /* acc[column][32] += (is_first: =) products of unpacked blocks with `n_cols` activation rows, in
+     * ascending block order. `x` points at block b of the first row. Meanwhile ahead_bytes at
+     * `ahead` are fetched towards the core: the packed blocks of the next call. */
     void (*mm_q8)(const mt_layout *f, const uint8_t *codes, const float *scales, const float *mins,
-                  int n_blocks, const mt_q8_block *x, size_t x_stride, int n_cols, float *acc);
-    /* acc[column][32] = the same products of a whole packed tile, for up to MT_DIRECT_COLS columns,
+                  int n_blocks, const mt_q8_block *x, size_t x_stride, int n_cols, int is_first,
+                  const uint8_t *ahead, size_t ahead_bytes, float *acc);
+    /* acc[column][32] = the same products of a whole packed tile, for up to direct_cols columns,
      * each with its own activation row: nothing is unpacked to memory. */
+    int direct_cols; /* at most MT_DIRECT_COLS: beyond, unpacking once is cheaper */
     void (*mm_direct)(const mt_layout *f, const uint8_t *tile, int n_blocks,
                       const mt_q8_block *const *x, int n_cols, float *acc);
     /* Columns k..k + n of a float tile as f32 [n][32]. */
@@ -51,8 +54,9 @@ typedef struct mt_kernels {
     /* acc[column][32] += w[k][32] * x[column][k], k ascending. */
     void (*mm_f32)(const float *w, int n, const float *x, size_t x_stride, int n_cols, float *acc);
 
-    /* x, or where `coarse` is not NULL x - coarse. */
-    void (*quantize)(const float *x, const mt_q8_block *coarse, int n, mt_q8_block *out);
+    /* Blocks of x, or where `coarse` is not NULL of x - coarse, to blocks out_stride bytes apart. */
+    void (*quantize)(const float *x, const mt_q8_block *coarse, int n, size_t out_stride,
+                     mt_q8_block *out);
     /* Per group: out (+)= weight * x / sqrt(mean(x^2) + eps); weight: NULL or one group or n. */
     void (*norm)(const float *x, const float *weight, int weight_len, int n, int group, float eps,
                  int accumulate, float *out);
@@ -73,9 +77,9 @@ typedef struct mt_kernels {
     void (*attend_finish)(const float *o, float l, int n, float *out);
 } mt_kernels;
 
-/* Floats of scratch that attend_split needs: scores, and one group of keys widened. */
+/* Floats of scratch that attend_split needs: scores, and two groups of keys widened. */
 static inline size_t mt_attn_scratch(int32_t head_dim) {
-    return (size_t)MT_ATTN_MAX_ROWS * MT_SPLIT + (size_t)head_dim * 16;
+    return (size_t)MT_ATTN_MAX_ROWS * MT_SPLIT + (size_t)head_dim * 32;
 }
 
 extern const mt_kernels mt_kernels_scalar;

@@ -4,11 +4,15 @@
  * ascending order, one lane a position; maxima and sums reduce over 16-lane groups in order;
  * values are added position by position. Rows of a tile only share the loads. */
 
+enum { ATTN_AHEAD = 4096 }; /* bytes: hardware prefetch ends at every page */
+
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
+/* Shapes of the value tile, (rows, vectors of a value): few rows take long pieces of a value, many
+ * rows share the conversion of a short one. */
 #if MM_COLS == 6
-#define ATTN_DVECS 4
+enum { FEW_ROWS = 6, FEW_DVECS = 4, MANY_ROWS = 12, MANY_DVECS = 2 };
 #else
-#define ATTN_DVECS 2
+enum { FEW_ROWS = ATTN_ROWS, FEW_DVECS = 2, MANY_ROWS = ATTN_ROWS, MANY_DVECS = 2 };
 #endif
 
 ALWAYS_INLINE vf load_kv(const uint8_t *p, int type, size_t at) {
@@ -38,8 +42,11 @@ ALWAYS_INLINE void score_tile(int n, int groups, int type, const uint8_t *const 
         for (int g = 0; g < groups; g++) sum[r][g] = vf_set1(0.0f);
     for (int d = 0; d < head_dim; d++) {
         vf k[2];
-        for (int g = 0; g < groups; g++) k[g] = load_kv(keys[g], type, (size_t)d * 16);
-#pragma GCC unroll 6
+        for (int g = 0; g < groups; g++) {
+            k[g] = load_kv(keys[g], type, (size_t)d * 16);
+            if (type == MT_KV_F16) __builtin_prefetch(keys[g] + d * 32 + ATTN_AHEAD, 0, 2);
+        }
+        UNROLL(6)
         for (int r = 0; r < n; r++)
             for (int g = 0; g < groups; g++) sum[r][g] = vf_fma(k[g], vf_set1(q[r][d]), sum[r][g]);
     }
@@ -49,10 +56,10 @@ ALWAYS_INLINE void score_tile(int n, int groups, int type, const uint8_t *const 
 
 #if ATTN_ROWS == 6
 #define SCORE_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6)
-#elif ATTN_ROWS == 4
-#define SCORE_ROWS(X) X(1) X(2) X(3) X(4)
-#else
+#elif ATTN_ROWS == 3
 #define SCORE_ROWS(X) X(1) X(2) X(3)
+#else
+#define SCORE_ROWS(X) X(1) X(2)
 #endif
 #define SCORE_CASE(n)                                                                              \
     case n:                                                                                        \
@@ -76,30 +83,28 @@ static void score_f32(int n, int groups, const uint8_t *const *keys, int head_di
 static void score_range(const mt_kv_view *kv, const mt_attn_rows *rows, int32_t start,
                         int32_t first, int32_t stop, float *scores, float *widened) {
     const vf scale = vf_set1(rows->scale);
-    const int wide = kv->type == MT_KV_F16 && rows->n > ATTN_ROWS;
-    const int pair = !wide && rows->n * 2 <= 2 * ATTN_ROWS;
-    for (int32_t at = first; at < stop; at += 16) {
-        const uint8_t *keys[2] = {key_group(kv, at), NULL};
-        int groups = 1;
-        if (pair && at + 16 < stop) {
-            keys[1] = key_group(kv, at + 16);
-            groups = 2;
-        }
-        if (wide) { /* many rows: convert the keys once */
-            for (int d = 0; d < kv->head_dim; d++)
-                vf_store(widened + d * 16, load_kv(keys[0], MT_KV_F16, (size_t)d * 16));
-            keys[0] = (const uint8_t *)widened;
+    const int is_f16 = kv->type == MT_KV_F16, widens = is_f16 && rows->n > ATTN_ROWS;
+    const size_t group_values = (size_t)kv->head_dim * 16;
+    for (int32_t at = first, groups; at < stop; at += 16 * groups) {
+        groups = at + 16 < stop ? 2 : 1;
+        const uint8_t *keys[2];
+        for (int g = 0; g < groups; g++) {
+            keys[g] = key_group(kv, at + 16 * g);
+            if (!widens) continue;
+            float *wide = widened + (size_t)g * group_values; /* many rows: convert only once */
+            for (size_t i = 0; i < group_values; i += 16)
+                vf_store(wide + i, load_kv(keys[g], MT_KV_F16, i));
+            keys[g] = (const uint8_t *)wide;
         }
         for (int r = 0; r < rows->n; r += ATTN_ROWS) {
             const int n = rows->n - r < ATTN_ROWS ? rows->n - r : ATTN_ROWS;
             float *out[ATTN_ROWS];
             for (int i = 0; i < n; i++) out[i] = scores + (size_t)(r + i) * MT_SPLIT + (at - start);
-            if (wide || kv->type == MT_KV_F32)
-                score_f32(n, groups, keys, kv->head_dim, rows->q + r, scale, out);
-            else
+            if (is_f16 && !widens)
                 score_f16(n, groups, keys, kv->head_dim, rows->q + r, scale, out);
+            else
+                score_f32(n, groups, keys, kv->head_dim, rows->q + r, scale, out);
         }
-        at += 16 * (groups - 1);
     }
 }
 
@@ -121,7 +126,7 @@ static void softmax_row(float *s, int32_t n, int32_t begin, int32_t end, float *
 /* o[r][16 dvecs from d] = sum over positions of p[r] * value, for n rows. */
 ALWAYS_INLINE void value_tile(int n, int dvecs, int type, const mt_kv_view *kv, int32_t start,
                               int32_t first, int32_t stop, int d, const float *p, float *o) {
-    vf sum[ATTN_ROWS][ATTN_DVECS];
+    vf sum[MANY_ROWS][FEW_DVECS];
     for (int r = 0; r < n; r++)
         for (int j = 0; j < dvecs; j++) sum[r][j] = vf_set1(0.0f);
     const size_t stride = (size_t)kv->v_stride * (type == MT_KV_F16 ? 2 : 4);
@@ -131,9 +136,10 @@ ALWAYS_INLINE void value_tile(int n, int dvecs, int type, const mt_kv_view *kv, 
         if (run > stop) run = stop;
         const uint8_t *v = value_row(kv, at);
         for (; at < run; at++, v += stride) {
-            vf value[ATTN_DVECS];
+            vf value[FEW_DVECS];
             for (int j = 0; j < dvecs; j++) value[j] = load_kv(v, type, (size_t)(d + 16 * j));
-#pragma GCC unroll 6
+            if (type == MT_KV_F16) __builtin_prefetch(v + 2 * d + ATTN_AHEAD, 0, 2);
+            UNROLL(12)
             for (int r = 0; r < n; r++) {
                 const vf weight = vf_set1(p[(size_t)r * MT_SPLIT + (size_t)(at - start)]);
                 for (int j = 0; j < dvecs; j++) sum[r][j] = vf_fma(value[j], weight, sum[r][j]);
@@ -146,20 +152,41 @@ ALWAYS_INLINE void value_tile(int n, int dvecs, int type, const mt_kv_view *kv, 
 
 #define VALUE_CASE(n)                                                                              \
     case n:                                                                                        \
-        if (dvecs == ATTN_DVECS)                                                                   \
-            value_tile(n, ATTN_DVECS, type, kv, start, first, stop, d, p, o);                      \
+        if (dvecs == FEW_DVECS)                                                                    \
+            value_tile(n, FEW_DVECS, type, kv, start, first, stop, d, p, o);                       \
         else                                                                                       \
             value_tile(n, 1, type, kv, start, first, stop, d, p, o);                               \
         break;
-static void value_f16(int n, int dvecs, const mt_kv_view *kv, int32_t start, int32_t first,
-                      int32_t stop, int d, const float *p, float *o) {
-    enum { type = MT_KV_F16 };
-    switch (n) { SCORE_ROWS(VALUE_CASE) }
-}
-static void value_f32(int n, int dvecs, const mt_kv_view *kv, int32_t start, int32_t first,
-                      int32_t stop, int d, const float *p, float *o) {
-    enum { type = MT_KV_F32 };
-    switch (n) { SCORE_ROWS(VALUE_CASE) }
+#define VALUE_FUNCTION(name, kv_type)                                                              \
+    static void name(int n, int dvecs, const mt_kv_view *kv, int32_t start, int32_t first,         \
+                     int32_t stop, int d, const float *p, float *o) {                              \
+        enum { type = kv_type };                                                                   \
+        if (n == MANY_ROWS && dvecs == MANY_DVECS) {                                               \
+            value_tile(MANY_ROWS, MANY_DVECS, type, kv, start, first, stop, d, p, o);              \
+            return;                                                                                \
+        }                                                                                          \
+        switch (n) { SCORE_ROWS(VALUE_CASE) }                                                      \
+    }
+VALUE_FUNCTION(value_f16, MT_KV_F16)
+VALUE_FUNCTION(value_f32, MT_KV_F32)
+
+/* o[r] = sum of the weighted values of positions [low, high), for all rows. */
+static void value_range(const mt_kv_view *kv, int n_rows, int32_t start, int32_t low, int32_t high,
+                        const float *scores, float *o) {
+    const int pieces = kv->v_stride / 16;
+    for (int r = 0, n; r < n_rows; r += n) {
+        const int is_many = n_rows - r >= MANY_ROWS && pieces % MANY_DVECS == 0;
+        n = is_many ? MANY_ROWS : n_rows - r < FEW_ROWS ? n_rows - r : FEW_ROWS;
+        const float *p = scores + (size_t)r * MT_SPLIT;
+        float *out = o + (size_t)r * (size_t)kv->v_stride;
+        for (int piece = 0, dvecs; piece < pieces; piece += dvecs) {
+            dvecs = is_many ? MANY_DVECS : pieces - piece >= FEW_DVECS ? FEW_DVECS : 1;
+            if (kv->type == MT_KV_F16)
+                value_f16(n, dvecs, kv, start, low, high, piece * 16, p, out);
+            else
+                value_f32(n, dvecs, kv, start, low, high, piece * 16, p, out);
+        }
+    }
 }
 
 static void attend_split(const mt_kv_view *kv, const mt_attn_rows *rows, int32_t split, float *m,
@@ -185,19 +212,7 @@ static void attend_split(const mt_kv_view *kv, const mt_attn_rows *rows, int32_t
         else
             memset(s, 0, (size_t)(stop - first) * sizeof(float));
     }
-    for (int r = 0; r < rows->n; r += ATTN_ROWS) {
-        const int n = rows->n - r < ATTN_ROWS ? rows->n - r : ATTN_ROWS;
-        const float *p = scores + (size_t)r * MT_SPLIT;
-        float *out = o + (size_t)r * (size_t)kv->v_stride;
-        for (int d = 0; d < kv->v_stride;) {
-            const int dvecs = kv->v_stride - d >= 16 * ATTN_DVECS ? ATTN_DVECS : 1;
-            if (kv->type == MT_KV_F16)
-                value_f16(n, dvecs, kv, start, low, high, d, p, out);
-            else
-                value_f32(n, dvecs, kv, start, low, high, d, p, out);
-            d += 16 * dvecs;
-        }
-    }
+    value_range(kv, rows->n, start, low, high, scores, o);
 }
 
 static void attend_merge(float m, float l, const float *o, int n, float *big_m, float *big_l,

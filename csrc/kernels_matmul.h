@@ -28,7 +28,7 @@ ALWAYS vb load_codes(int kind, const uint8_t *codes, int half, int g) {
 
 ALWAYS void unpack_codes(int kind, int is_lookup, const uint8_t *block, uint8_t *out) {
     for (int half = 0; half < 2; half++) {
-#pragma GCC unroll 8
+        UNROLL(8)
         for (int g = 0; g < 8; g++) {
             vb v = load_codes(kind, block, half, g);
             if (is_lookup) v = vb_lookup16(v, mt_iq4_values);
@@ -101,34 +101,35 @@ ALWAYS const mt_q8_block *column(const mt_q8_block *x, size_t x_stride, int c) {
 /* COLS columns x HALVES halves of a tile. All attributes but the pointers are compile-time. */
 ALWAYS void mm_tile(int cols, int halves, int n_sub, int has_min, int bias, const uint8_t *codes,
                     const float *scales, const float *mins, int n_blocks, const mt_q8_block *x,
-                    size_t x_stride, float *acc) {
+                    size_t x_stride, int is_first, float *acc) {
     vf sum[MM_HALVES][MM_COLS];
     for (int h = 0; h < halves; h++)
-        for (int c = 0; c < cols; c++) sum[h][c] = vf_load(acc + c * 32 + h * 16);
+        for (int c = 0; c < cols; c++)
+            sum[h][c] = is_first ? vf_set1(0.0f) : vf_load(acc + c * 32 + h * 16);
     const int wide = bias == 128 && !SIMD_HAS_DPBUSD;
     for (int b = 0; b < n_blocks; b++) {
-#pragma GCC unroll 2
+        UNROLL(2)
         for (int sub = 0; sub < n_sub; sub++) {
             vi dot[MM_HALVES][MM_COLS];
-#pragma GCC unroll 6
+            UNROLL(6)
             for (int c = 0; c < cols; c++) {
                 const mt_q8_block *xb = column(x, x_stride, c) + b;
                 const int32_t n8 = n_sub == 1 ? xb->n8 : xb->nh8[sub];
                 const vi start = vi_set1(wide ? 0 : biased_start(n8, bias));
-#pragma GCC unroll 2
+                UNROLL(2)
                 for (int h = 0; h < halves; h++) dot[h][c] = start;
             }
-#pragma GCC unroll 8
+            UNROLL(8)
             for (int g = 0; g < 8 / n_sub; g++) {
                 vb w[MM_HALVES];
-#pragma GCC unroll 2
+                UNROLL(2)
                 for (int h = 0; h < halves; h++)
                     w[h] = vb_load(codes + ((sub * 4 + g) * 2 + h) * 64);
-#pragma GCC unroll 6
+                UNROLL(6)
                 for (int c = 0; c < cols; c++) {
                     const mt_q8_block *xb = column(x, x_stride, c) + b;
                     const int8_t *q = xb->q + (sub * 4 + g) * 4;
-#pragma GCC unroll 2
+                    UNROLL(2)
                     for (int h = 0; h < halves; h++) {
 #if SIMD_HAS_DPBUSD
                         dot[h][c] = vi_dot(dot[h][c], w[h], q);
@@ -139,11 +140,11 @@ ALWAYS void mm_tile(int cols, int halves, int n_sub, int has_min, int bias, cons
                     }
                 }
             }
-#pragma GCC unroll 2
+            UNROLL(2)
             for (int h = 0; h < halves; h++) {
                 const vf dw = vf_load(scales + sub * 32 + h * 16);
                 const vf mw = has_min ? vf_load(mins + sub * 32 + h * 16) : dw;
-#pragma GCC unroll 6
+                UNROLL(6)
                 for (int c = 0; c < cols; c++) {
                     const mt_q8_block *xb = column(x, x_stride, c) + b;
                     sum[h][c] =
@@ -163,7 +164,7 @@ ALWAYS void mm_tile(int cols, int halves, int n_sub, int has_min, int bias, cons
 }
 
 typedef void mm_tile_fn(const uint8_t *, const float *, const float *, int, const mt_q8_block *,
-                        size_t, float *);
+                        size_t, int, float *);
 
 /* clang-format off */
 /* One function per (bias class, columns): name, n_sub, has_min, bias. */
@@ -173,21 +174,20 @@ typedef void mm_tile_fn(const uint8_t *, const float *, const float *, int, cons
 #define MM_FUNCTION(name, cols, n_sub, has_min, bias)                                              \
     static void mm_##name##_##cols(const uint8_t *codes, const float *scales, const float *mins,   \
                                    int n_blocks, const mt_q8_block *x, size_t x_stride,            \
-                                   float *acc) {                                                   \
+                                   int is_first, float *acc) {                                                   \
         for (int h = 0; h < 2; h += MM_HALVES)                                                     \
             mm_tile(cols, MM_HALVES, n_sub, has_min, bias, codes + h * 64, scales + h * 16,        \
-                    mins + h * 16, n_blocks, x, x_stride, acc + h * 16);                           \
+                    mins + h * 16, n_blocks, x, x_stride, is_first, acc + h * 16);                           \
     }
 #if MM_COLS == 6
 #define MM_EACH_COLS(X, ...)                                                                       \
-    X(1, __VA_ARGS__) X(2, __VA_ARGS__) X(3, __VA_ARGS__)                                          \
-    X(4, __VA_ARGS__) X(5, __VA_ARGS__) X(6, __VA_ARGS__)
-#elif MM_COLS == 4
-#define MM_EACH_COLS(X, ...) X(1, __VA_ARGS__) X(2, __VA_ARGS__) X(3, __VA_ARGS__) X(4, __VA_ARGS__)
-#else
+    X(1, __VA_ARGS__)                                                                              \
+    X(2, __VA_ARGS__) X(3, __VA_ARGS__) X(4, __VA_ARGS__) X(5, __VA_ARGS__) X(6, __VA_ARGS__)
+#elif MM_COLS == 3
 #define MM_EACH_COLS(X, ...) X(1, __VA_ARGS__) X(2, __VA_ARGS__) X(3, __VA_ARGS__)
+#else
+#define MM_EACH_COLS(X, ...) X(1, __VA_ARGS__) X(2, __VA_ARGS__)
 #endif
-/* clang-format on */
 #define MM_DEFINE(cols, name, n_sub, has_min, bias) MM_FUNCTION(name, cols, n_sub, has_min, bias)
 #define MM_DEFINE_CLASS(name, n_sub, has_min, bias)                                                \
     MM_EACH_COLS(MM_DEFINE, name, n_sub, has_min, bias)
@@ -210,19 +210,25 @@ static const mm_class *mm_class_of(const mt_layout *f) {
 }
 
 static void mm_q8(const mt_layout *f, const uint8_t *codes, const float *scales, const float *mins,
-                  int n_blocks, const mt_q8_block *x, size_t x_stride, int n_cols, float *acc) {
+                  int n_blocks, const mt_q8_block *x, size_t x_stride, int n_cols, int is_first,
+                  const uint8_t *ahead, size_t ahead_bytes, float *acc) {
     const mm_class *class = mm_class_of(f);
     /* passes of almost equal width, so that 7 columns are 4 + 3 and not 6 + 1 */
     const int passes = (n_cols + MM_COLS - 1) / MM_COLS;
+    const size_t lines = (ahead_bytes + 63) / 64;
     for (int p = 0, c = 0; p < passes; p++) {
+        const size_t stop = lines * ((size_t)p + 1) / (size_t)passes;
+        for (size_t line = lines * (size_t)p / (size_t)passes; line < stop; line++)
+            __builtin_prefetch(ahead + line * 64, 0, 2);
         const int cols = (n_cols - c + passes - p - 1) / (passes - p);
-        class->by_cols[cols - 1](codes, scales, mins, n_blocks, column(x, x_stride, c), x_stride,
+        const void *first = (const char *)x + (size_t)c * x_stride;
+        class->by_cols[cols - 1](codes, scales, mins, n_blocks, first, x_stride, is_first,
                                  acc + c * 32);
         c += cols;
     }
 }
 
-/* -- straight from packed memory, for one or two columns --------------------------------------- */
+/* -- straight from packed memory, for a few columns --------------------------------------- */
 
 /* Scale and minimum of one half of a block, as unpack_scales. */
 ALWAYS void load_scales(const mt_layout *f, const uint8_t *scale, const uint8_t *header, int sub,
@@ -244,13 +250,13 @@ ALWAYS void load_scales(const mt_layout *f, const uint8_t *scale, const uint8_t 
     }
 }
 
-ALWAYS void direct_tile(const mt_layout *f, int cols, int halves, int first_half,
+ALWAYS void direct_tile(const mt_layout *f, int cols, int halves, int first_half, int is_first,
                         const uint8_t *tile, int n_blocks, const mt_q8_block *const *x,
                         float *acc) {
     enum { AHEAD = 4096 }; /* bytes: the hardware's own prefetch ends at every page */
     const int wide = f->bias == 128 && !SIMD_HAS_DPBUSD;
     const size_t block_bytes = mt_block_bytes(f), code_bytes = mt_code_bytes(f->codes);
-    vf sum[2][MT_DIRECT_COLS];
+    vf sum[2][MM_COLS];
     for (int h = 0; h < halves; h++)
         for (int c = 0; c < cols; c++) sum[h][c] = vf_set1(0.0f);
     const uint8_t *header = tile, *block = tile + mt_header_bytes(f);
@@ -259,19 +265,19 @@ ALWAYS void direct_tile(const mt_layout *f, int cols, int halves, int first_half
             header = block;
             block += mt_header_bytes(f);
         }
-        for (size_t line = 0; first_half == 0 && line < block_bytes; line += 64)
+        for (size_t line = 0; is_first && line < block_bytes; line += 64)
             __builtin_prefetch(block + AHEAD + line, 0, 2);
-#pragma GCC unroll 2
+        UNROLL(2)
         for (int sub = 0; sub < f->n_sub; sub++) {
-#pragma GCC unroll 2
+            UNROLL(2)
             for (int h = 0; h < halves; h++) {
                 const int half = first_half + h;
-                vi dot[MT_DIRECT_COLS];
+                vi dot[MM_COLS];
                 for (int c = 0; c < cols; c++) {
                     const int32_t n8 = f->n_sub == 1 ? x[c][b].n8 : x[c][b].nh8[sub];
                     dot[c] = vi_set1(wide ? 0 : biased_start(n8, f->bias));
                 }
-#pragma GCC unroll 8
+                UNROLL(8)
                 for (int g = sub * 4; g < (sub + 1) * 8 / f->n_sub; g++) {
                     vb w = load_codes(f->codes, block, half, g);
                     if (f->is_lookup) w = vb_lookup16(w, mt_iq4_values);
@@ -300,25 +306,30 @@ ALWAYS void direct_tile(const mt_layout *f, int cols, int halves, int first_half
         for (int c = 0; c < cols; c++) vf_store(acc + c * 32 + (first_half + h) * 16, sum[h][c]);
 }
 
+#define DIRECT_CASE(cols, f)                                                                       \
+    case cols: direct_tile(f, cols, MM_HALVES, h, is_first &&h == 0, tile, n_blocks, x, acc); break;
 #define DIRECT_FUNCTION(name, ...)                                                                 \
-    static void direct_##name(const uint8_t *tile, int n_blocks, const mt_q8_block *const *x,      \
-                              int n_cols, float *acc) {                                            \
+    static void direct_##name(int n_cols, int is_first, const uint8_t *tile, int n_blocks,         \
+                              const mt_q8_block *const *x, float *acc) {                           \
         static const mt_layout f = {MT_AT_##name, __VA_ARGS__};                                    \
-        for (int h = 0; h < 2; h += MM_HALVES) {                                                   \
-            if (n_cols == 1)                                                                       \
-                direct_tile(&f, 1, MM_HALVES, h, tile, n_blocks, x, acc);                          \
-            else                                                                                   \
-                direct_tile(&f, 2, MM_HALVES, h, tile, n_blocks, x, acc);                          \
-        }                                                                                          \
+        for (int h = 0; h < 2; h += MM_HALVES) switch (n_cols) {                                   \
+                MM_EACH_COLS(DIRECT_CASE, &f)                                                      \
+            }                                                                                      \
     }
 MT_BLOCK_LAYOUTS(DIRECT_FUNCTION)
 
 #define DIRECT_ROW(name, ...) direct_##name,
+typedef void direct_fn(int, int, const uint8_t *, int, const mt_q8_block *const *, float *);
+
 static void mm_direct(const mt_layout *f, const uint8_t *tile, int n_blocks,
                       const mt_q8_block *const *x, int n_cols, float *acc) {
-    static void (*const by_layout[])(const uint8_t *, int, const mt_q8_block *const *, int,
-                                     float *) = {MT_BLOCK_LAYOUTS(DIRECT_ROW)};
-    by_layout[f->index](tile, n_blocks, x, n_cols, acc);
+    static direct_fn *const by_layout[] = {MT_BLOCK_LAYOUTS(DIRECT_ROW)};
+    const int passes = (n_cols + MM_COLS - 1) / MM_COLS;
+    for (int p = 0, c = 0; p < passes; p++) {
+        const int cols = (n_cols - c + passes - p - 1) / (passes - p);
+        by_layout[f->index](cols, p == 0, tile, n_blocks, x + c, acc + c * 32);
+        c += cols;
+    }
 }
 
 /* -- float weights ------------------------------------------------------------------------------ */
@@ -343,7 +354,7 @@ ALWAYS void mm_f32_tile(int cols, const float *w, int n, const float *x, size_t 
     for (int k = 0; k < n; k++)
         for (int h = 0; h < 2; h++) {
             const vf wk = vf_load(w + k * 32 + h * 16);
-#pragma GCC unroll 6
+            UNROLL(6)
             for (int c = 0; c < cols; c++)
                 sum[h][c] = vf_fma(wk, vf_set1(x[(size_t)c * x_stride + (size_t)k]), sum[h][c]);
         }

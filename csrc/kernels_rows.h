@@ -37,31 +37,50 @@ static inline vf vf_exp(vf x) {
     return vf_select_lt(x, low, vf_set1(0.0f), vf_scale2(p, n));
 }
 
-/* With `coarse`, quantizes what it left: x - d * q. */
-static void quantize(const float *x, const mt_q8_block *coarse, int n, mt_q8_block *out) {
-    for (int b = 0; b < n / 32; b++, x += 32, out++) {
-        vf x0 = vf_load(x), x1 = vf_load(x + 16);
-        if (coarse) {
-            const vf minus_d = vf_set1(-coarse[b].d);
-            x0 = vf_fma(minus_d, vf_load_i8((const uint8_t *)coarse[b].q), x0);
-            x1 = vf_fma(minus_d, vf_load_i8((const uint8_t *)coarse[b].q + 16), x1);
+/* The values of block b, less what `coarse` already holds of them. */
+static inline void load_block(const float *x, const mt_q8_block *coarse, int b, vf *x0, vf *x1) {
+    *x0 = vf_load(x + b * 32);
+    *x1 = vf_load(x + b * 32 + 16);
+    if (!coarse) return;
+    const vf minus_d = vf_set1(-coarse[b].d);
+    *x0 = vf_fma(minus_d, vf_load_i8((const uint8_t *)coarse[b].q), *x0);
+    *x1 = vf_fma(minus_d, vf_load_i8((const uint8_t *)coarse[b].q + 16), *x1);
+}
+
+/* 16 blocks at a time, so that their divisions are two vector divisions. Where 127 / amax would
+ * overflow, the block is zero for any purpose. */
+static void quantize(const float *x, const mt_q8_block *coarse, int n, size_t out_stride,
+                     mt_q8_block *out) {
+    const vf least = vf_set1(127.0f / 3.4e38f), zero = vf_set1(0.0f);
+    for (int first = 0; first < n / 32; first += 16) {
+        const int count = n / 32 - first < 16 ? n / 32 - first : 16;
+        float amax[16] = {0}, d[16], inverse[16];
+        for (int i = 0; i < count; i++) {
+            vf x0, x1;
+            load_block(x, coarse, first + i, &x0, &x1);
+            amax[i] = vf_hmax(vf_max(vf_abs(x0), vf_abs(x1)));
         }
-        const float amax = vf_hmax(vf_max(vf_abs(x0), vf_abs(x1)));
-        const float inverse = amax > 0.0f ? 127.0f / amax : 0.0f;
-        const vi q0 = vf_round_i32(vf_mul(x0, vf_set1(inverse)));
-        const vi q1 = vf_round_i32(vf_mul(x1, vf_set1(inverse)));
-        vi_store_i8(out->q, q0);
-        vi_store_i8(out->q + 16, q1);
-        const int32_t h0 = vi_hsum(q0), h1 = vi_hsum(q1);
-        const float d = amax / 127.0f;
-        out->d = d;
-        out->ds = d * (float)(h0 + h1);
-        out->n8 = -8 * (h0 + h1);
-        out->nh8[0] = -8 * h0;
-        out->nh8[1] = -8 * h1;
-        out->dh[0] = d * (float)h0;
-        out->dh[1] = d * (float)h1;
-        out->pad = 0;
+        const vf a = vf_load(amax), full = vf_set1(127.0f);
+        vf_store(inverse, vf_select_lt(a, least, zero, vf_div(full, a)));
+        vf_store(d, vf_select_lt(a, least, zero, vf_div(a, full)));
+        for (int i = 0; i < count; i++) {
+            mt_q8_block *to =
+                (mt_q8_block *)(void *)((char *)out + (size_t)(first + i) * out_stride);
+            vf x0, x1;
+            load_block(x, coarse, first + i, &x0, &x1);
+            vi_store_i8(to->q, vf_round_i32(vf_mul(x0, vf_set1(inverse[i]))));
+            vi_store_i8(to->q + 16, vf_round_i32(vf_mul(x1, vf_set1(inverse[i]))));
+            int32_t h0, h1;
+            sum_halves(to->q, &h0, &h1);
+            to->d = d[i];
+            to->ds = d[i] * (float)(h0 + h1);
+            to->n8 = -8 * (h0 + h1);
+            to->nh8[0] = -8 * h0;
+            to->nh8[1] = -8 * h1;
+            to->dh[0] = d[i] * (float)h0;
+            to->dh[1] = d[i] * (float)h1;
+            to->pad = 0;
+        }
     }
 }
 
@@ -107,27 +126,41 @@ static void add(const float *x, int n, float *out) {
         store_part(out + i, vf_add(load_part(out + i, n - i), load_part(x + i, n - i)), n - i);
 }
 
-/* 16 pairs at a time: pair i of a head is (2 i, 2 i + 1) or (i, i + n_rot / 2). Gathered into lanes
- * first, because compilers fuse the interleaved form into fmaddsub whatever they are told. */
+static inline void turn(vf *x, vf *y, vf c, vf s) {
+    const vf a = *x, b = *y;
+    *x = vf_sub(vf_mul(a, c), vf_mul(b, s));
+    *y = vf_add(vf_mul(a, s), vf_mul(b, c));
+}
+
+/* Pair i of a head is (2 i, 2 i + 1) or (i, i + n_rot / 2). The pairs past the last 16 take the same
+ * steps one by one, in lanes as well: compilers fuse the scalar form whatever they are told. */
 static void rotate_head(float *x, int n_rot, int style, const float *trig) {
     const int half = n_rot / 2;
     const int step = style == MT_ROPE_PAIR ? 2 : 1, apart = style == MT_ROPE_PAIR ? 1 : half;
-    for (int i = 0; i < half; i += 16) {
-        const int n = half - i < 16 ? half - i : 16;
-        float a[16] = {0}, b[16] = {0}, cosines[16] = {0}, sines[16] = {0};
-        for (int l = 0; l < n; l++) {
-            a[l] = x[(i + l) * step];
-            b[l] = x[(i + l) * step + apart];
-            cosines[l] = trig[2 * (i + l)];
-            sines[l] = trig[2 * (i + l) + 1];
+    int i = 0;
+    for (; i + 16 <= half; i += 16) {
+        vf c, s, a, b;
+        vf_load_pairs(trig + 2 * i, &c, &s);
+        if (style == MT_ROPE_PAIR) {
+            vf_load_pairs(x + 2 * i, &a, &b);
+            turn(&a, &b, c, s);
+            vf_store_pairs(x + 2 * i, a, b);
+        } else {
+            a = vf_load(x + i);
+            b = vf_load(x + half + i);
+            turn(&a, &b, c, s);
+            vf_store(x + i, a);
+            vf_store(x + half + i, b);
         }
-        const vf x0 = vf_load(a), x1 = vf_load(b), c = vf_load(cosines), s = vf_load(sines);
-        vf_store(a, vf_sub(vf_mul(x0, c), vf_mul(x1, s)));
-        vf_store(b, vf_add(vf_mul(x0, s), vf_mul(x1, c)));
-        for (int l = 0; l < n; l++) {
-            x[(i + l) * step] = a[l];
-            x[(i + l) * step + apart] = b[l];
-        }
+    }
+    for (; i < half; i++) {
+        vf a = vf_set1(x[i * step]), b = vf_set1(x[i * step + apart]);
+        float first[16], second[16];
+        turn(&a, &b, vf_set1(trig[2 * i]), vf_set1(trig[2 * i + 1]));
+        vf_store(first, a);
+        vf_store(second, b);
+        x[i * step] = first[0];
+        x[i * step + apart] = second[0];
     }
 }
 

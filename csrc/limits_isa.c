@@ -37,7 +37,7 @@ static int64_t multiply_int8(int n_rounds, const int32_t *operands, int32_t *sin
     }
     int32_t sum = 0;
 #pragma GCC unroll 16
-    for (int i = 0; i < N_INT8; i++) sum ^= vi_hsum(acc[i]);
+    for (int i = 0; i < N_INT8; i++) sum ^= (int32_t)vf_hsum(vf_from_i32(acc[i]));
     *sink = sum;
     return (int64_t)n_rounds * N_INT8 * 64;
 }

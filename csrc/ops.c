@@ -25,14 +25,14 @@ static void run_norm(mt_engine *e, const mt_op *op, int r, mt_scratch *s) {
     e->kernels->norm(mt_row_f32(e, op->in[0], r), w ? w->values : NULL, w ? (int)w->cols : 0,
                      out->width, op->i[0], op->f[0], op->flags & MT_FLAG_ACCUMULATE, to);
     if (out->kind == MT_BUF_Q8)
-        e->kernels->quantize(to, NULL, out->width, mt_row_q8(e, op->out, r));
+        e->kernels->quantize(to, NULL, out->width, sizeof(mt_q8_block), mt_row_q8(e, op->out, r));
 }
 
 static void run_quantize(mt_engine *e, const mt_op *op, int r, mt_scratch *s) {
     (void)s;
     const mt_q8_block *coarse = op->in[1] >= 0 ? mt_row_q8(e, op->in[1], r) : NULL;
     e->kernels->quantize(mt_row_f32(e, op->in[0], r), coarse, e->buffers[op->out].width,
-                         mt_row_q8(e, op->out, r));
+                         sizeof(mt_q8_block), mt_row_q8(e, op->out, r));
 }
 
 static int glu_chunks(const mt_buffer *out) {
@@ -51,7 +51,8 @@ static void run_glu(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {
     float *to = out->kind == MT_BUF_Q8 ? s->row : mt_row_f32(e, op->out, r) + first;
     e->kernels->glu(gate, gate + out->width, n, op->i[0], to);
     if (out->kind == MT_BUF_Q8)
-        e->kernels->quantize(to, NULL, n, mt_row_q8(e, op->out, r) + first / MT_BLOCK);
+        e->kernels->quantize(to, NULL, n, sizeof(mt_q8_block),
+                             mt_row_q8(e, op->out, r) + first / MT_BLOCK);
 }
 
 static void run_add(mt_engine *e, const mt_op *op, int r, mt_scratch *s) {

@@ -23,13 +23,16 @@ static void multiply_unpacked(mt_engine *e, const mt_weight *w, const uint8_t *t
     const size_t stride = (size_t)e->buffers[c->in].row_bytes;
     const mt_q8_block *x = mt_row_q8(e, c->in, c->first);
     const mt_q8_block *rest = c->rest >= 0 ? mt_row_q8(e, c->rest, c->first) : NULL;
-    for (int b = 0; b < n_blocks; b += MT_K_BLOCKS) {
-        const int run = n_blocks - b < MT_K_BLOCKS ? n_blocks - b : MT_K_BLOCKS;
+    const int runs = (n_blocks + MT_K_BLOCKS - 1) / MT_K_BLOCKS; /* of almost equal length */
+    for (int r = 0, b = 0, run; r < runs; r++, b += run) {
+        run = (n_blocks - b + runs - r - 1) / (runs - r);
         k->unpack(w->layout, tile, b, run, s->codes, s->scales, s->mins);
-        k->mm_q8(w->layout, s->codes, s->scales, s->mins, run, x + b, stride, c->n, acc);
+        const uint8_t *next = tile + mt_block_offset(w->layout, b + run);
+        k->mm_q8(w->layout, s->codes, s->scales, s->mins, run, x + b, stride, c->n, b == 0, next,
+                 (size_t)run * mt_block_bytes(w->layout), acc);
         if (rest)
-            k->mm_q8(w->layout, s->codes, s->scales, s->mins, run, rest + b, stride, c->n,
-                     acc + c->n * MT_TILE_ROWS);
+            k->mm_q8(w->layout, s->codes, s->scales, s->mins, run, rest + b, stride, c->n, b == 0,
+                     next, 0, acc + c->n * MT_TILE_ROWS);
     }
 }
 
@@ -50,18 +53,17 @@ static void multiply_tile(mt_engine *e, const mt_weight *w, const mt_weight *bia
                           const row_chunk *c, const mt_scratch *s, float *acc) {
     const uint8_t *packed = tile_of(w, tile);
     const int planes = c->rest >= 0 ? 2 : 1, n = c->n * MT_TILE_ROWS;
-    if (w->layout->codes != MT_CODES_FLOAT && c->n * planes <= MT_DIRECT_COLS) {
-        const mt_q8_block *x[MT_DIRECT_COLS] = {mt_row_q8(e, c->in, c->first)};
-        if (c->n * planes == 2)
-            x[1] =
-                planes == 2 ? mt_row_q8(e, c->rest, c->first) : mt_row_q8(e, c->in, c->first + 1);
+    if (w->layout->codes != MT_CODES_FLOAT && c->n * planes <= e->kernels->direct_cols) {
+        const mt_q8_block *x[MT_DIRECT_COLS];
+        for (int i = 0; i < c->n * planes; i++)
+            x[i] = i < c->n ? mt_row_q8(e, c->in, c->first + i)
+                            : mt_row_q8(e, c->rest, c->first + i - c->n);
         e->kernels->mm_direct(w->layout, packed, (int)(w->cols / MT_BLOCK), x, c->n * planes, acc);
+    } else if (w->layout->codes != MT_CODES_FLOAT) {
+        multiply_unpacked(e, w, packed, c, s, acc);
     } else {
-        for (int i = 0; i < planes * n; i++) acc[i] = 0.0f;
-        if (w->layout->codes == MT_CODES_FLOAT)
-            multiply_floats(e, w, packed, c, s, acc);
-        else
-            multiply_unpacked(e, w, packed, c, s, acc);
+        for (int i = 0; i < n; i++) acc[i] = 0.0f;
+        multiply_floats(e, w, packed, c, s, acc);
     }
     for (int i = 0; planes == 2 && i < n; i++) acc[i] += acc[n + i];
     if (!bias) return;
@@ -155,9 +157,9 @@ static void run_linear_glu(mt_engine *e, const mt_op *op, int item, mt_scratch *
                    (int)(left < MT_TILE_ROWS ? left : MT_TILE_ROWS), gates);
         return;
     }
-    for (int i = 0; i < c.n; i++)
-        e->kernels->quantize(gates + i * MT_TILE_ROWS, NULL, MT_TILE_ROWS,
-                             mt_row_q8(e, op->out, c.first + i) + tile);
+    /* the 32 values of a row and tile are one block */
+    e->kernels->quantize(gates, NULL, c.n * MT_TILE_ROWS, (size_t)e->buffers[op->out].row_bytes,
+                         mt_row_q8(e, op->out, c.first) + tile);
 }
 
 const mt_phase mt_linear_glu_phase = {count_linear_glu, run_linear_glu};

@@ -6,6 +6,13 @@
 #include <stdint.h>
 #include <string.h>
 
+#define SIMD_PRAGMA(text) _Pragma(#text)
+#ifdef __clang__
+#define UNROLL(n) SIMD_PRAGMA(unroll n)
+#else
+#define UNROLL(n) SIMD_PRAGMA(GCC unroll n)
+#endif
+
 #ifdef __AVXVNNI__
 #define SIMD_HAS_DPBUSD 1
 #else
@@ -115,16 +122,42 @@ static inline float vf_hmax(vf x) {
     return _mm_cvtss_f32(_mm_max_ss(q, _mm_shuffle_ps(q, q, 1)));
 }
 
+static inline __m256 mt_even(__m256 x, __m256 y) { /* x0 x2 x4 x6 y0 y2 y4 y6 */
+    const __m256 pairs = _mm256_shuffle_ps(x, y, 0x88);
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(pairs), 0xd8));
+}
+static inline __m256 mt_odd(__m256 x, __m256 y) {
+    const __m256 pairs = _mm256_shuffle_ps(x, y, 0xdd);
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(pairs), 0xd8));
+}
+static inline void vf_load_pairs(const float *p, vf *a, vf *b) {
+    const vf x = vf_load(p), y = vf_load(p + 16);
+    *a = VF2(mt_even(x.a, x.b), mt_even(y.a, y.b));
+    *b = VF2(mt_odd(x.a, x.b), mt_odd(y.a, y.b));
+}
+static inline void mt_store_pairs(float *p, __m256 a, __m256 b) {
+    const __m256 low = _mm256_unpacklo_ps(a, b), high = _mm256_unpackhi_ps(a, b);
+    _mm256_storeu_ps(p, _mm256_permute2f128_ps(low, high, 0x20));
+    _mm256_storeu_ps(p + 8, _mm256_permute2f128_ps(low, high, 0x31));
+}
+static inline void vf_store_pairs(float *p, vf a, vf b) {
+    mt_store_pairs(p, a.a, b.a);
+    mt_store_pairs(p + 16, a.b, b.b);
+}
+
+static inline void sum_halves(const int8_t *q, int32_t *first, int32_t *second) {
+    const __m256i bytes = _mm256_loadu_si256((const __m256i *)(const void *)q);
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
+    const __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    const __m256i twos = _mm256_add_epi32(fours, _mm256_shuffle_epi32(fours, 0x4e));
+    const __m256i sums = _mm256_add_epi32(twos, _mm256_shuffle_epi32(twos, 0xb1));
+    *first = _mm256_extract_epi32(sums, 0);
+    *second = _mm256_extract_epi32(sums, 4);
+}
 static inline vi vi_set1(int32_t x) { return VI2(_mm256_set1_epi32(x), _mm256_set1_epi32(x)); }
 static inline vi vi_load(const int32_t *p) {
     return VI2(_mm256_loadu_si256((const __m256i *)p),
                _mm256_loadu_si256((const __m256i *)(p + 8)));
-}
-static inline int32_t vi_hsum(vi x) {
-    __m256i h = _mm256_add_epi32(x.a, x.b);
-    __m128i q = _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
-    q = _mm_add_epi32(q, _mm_shuffle_epi32(q, 0x4e));
-    return _mm_cvtsi128_si32(_mm_add_epi32(q, _mm_shuffle_epi32(q, 0xb1)));
 }
 static inline void vi_store_i8(int8_t *p, vi x) {
     int32_t lanes[16];

@@ -6,6 +6,13 @@
 #include <stdint.h>
 #include <string.h>
 
+#define SIMD_PRAGMA(text) _Pragma(#text)
+#ifdef __clang__
+#define UNROLL(n) SIMD_PRAGMA(unroll n)
+#else
+#define UNROLL(n) SIMD_PRAGMA(GCC unroll n)
+#endif
+
 #define SIMD_HAS_DPBUSD 1
 #define MM_COLS 6
 #define MM_HALVES 2
@@ -70,9 +77,31 @@ static inline float vf_hmax(vf a) {
     return _mm_cvtss_f32(_mm_max_ss(q, _mm_shuffle_ps(q, q, 1)));
 }
 
+static inline void vf_load_pairs(const float *p, vf *a, vf *b) {
+    const __m512i even =
+        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+    const __m512 x = _mm512_loadu_ps(p), y = _mm512_loadu_ps(p + 16);
+    *a = _mm512_permutex2var_ps(x, even, y);
+    *b = _mm512_permutex2var_ps(x, odd, y);
+}
+static inline void vf_store_pairs(float *p, vf a, vf b) {
+    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    _mm512_storeu_ps(p, _mm512_permutex2var_ps(a, low, b));
+    _mm512_storeu_ps(p + 16, _mm512_permutex2var_ps(a, high, b));
+}
+
+static inline void sum_halves(const int8_t *q, int32_t *first, int32_t *second) {
+    const __m256i bytes = _mm256_loadu_si256((const __m256i *)(const void *)q);
+    const __m256i fours = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), bytes);
+    const __m256i twos = _mm256_add_epi32(fours, _mm256_shuffle_epi32(fours, 0x4e));
+    const __m256i sums = _mm256_add_epi32(twos, _mm256_shuffle_epi32(twos, 0xb1));
+    *first = _mm256_extract_epi32(sums, 0);
+    *second = _mm256_extract_epi32(sums, 4);
+}
 static inline vi vi_set1(int32_t x) { return _mm512_set1_epi32(x); }
 static inline vi vi_load(const int32_t *p) { return _mm512_loadu_si512(p); }
-static inline int32_t vi_hsum(vi a) { return _mm512_reduce_add_epi32(a); }
 static inline void vi_store_i8(int8_t *p, vi a) {
     _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(a));
 }

@@ -11,9 +11,10 @@
 #include <string.h>
 
 #define SIMD_HAS_DPBUSD 1 /* dot products of u8 x s8 are exact for every u8 */
-#define MM_COLS 4         /* columns of one matmul tile */
+#define MM_COLS 2         /* columns of one matmul tile */
 #define MM_HALVES 1       /* 16-row halves of the 32-row weight tile taken together */
-#define ATTN_ROWS 4       /* query rows that share one load of a key or value */
+#define ATTN_ROWS 2       /* query rows that share one load of a key or value */
+#define UNROLL(n)         /* loops over lanes are long enough */
 
 typedef struct {
     float v[16];
@@ -168,6 +169,20 @@ static inline float vf_hmax(vf a) {
     return a.v[0];
 }
 
+/* 32 values a0 b0 a1 b1 ... to a and b, and back. */
+static inline void vf_load_pairs(const float *p, vf *a, vf *b) {
+    LANES {
+        a->v[l] = p[2 * l];
+        b->v[l] = p[2 * l + 1];
+    }
+}
+static inline void vf_store_pairs(float *p, vf a, vf b) {
+    LANES {
+        p[2 * l] = a.v[l];
+        p[2 * l + 1] = b.v[l];
+    }
+}
+
 static inline vi vi_set1(int32_t x) {
     vi r;
     LANES r.v[l] = x;
@@ -178,10 +193,13 @@ static inline vi vi_load(const int32_t *p) {
     memcpy(&r, p, sizeof r);
     return r;
 }
-static inline int32_t vi_hsum(vi a) {
-    int32_t s = 0;
-    LANES s += a.v[l];
-    return s;
+/* Sums of the first and the second 16 of 32 bytes. */
+static inline void sum_halves(const int8_t *q, int32_t *first, int32_t *second) {
+    *first = *second = 0;
+    LANES {
+        *first += q[l];
+        *second += q[16 + l];
+    }
 }
 /* the low byte of every lane */
 static inline void vi_store_i8(int8_t *p, vi a) { LANES p[l] = (int8_t)a.v[l]; }

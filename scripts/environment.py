@@ -125,6 +125,8 @@ def install(venv: Path, root: Path, extras: Sequence[str], *, native: bool) -> N
     environ = dict(os.environ)
     if not native:
         environ["SKBUILD_WHEEL_CMAKE"] = "false"  # scikit-build-core: leave the C part out
+    if "lint" in extras:
+        environ["SKBUILD_CMAKE_DEFINE"] = "MARTLET_WERROR=ON"  # no warning passes the tests
     log_path = venv / "install.log"
     command = [python, "-m", "pip", "install", "--verbose", "--progress-bar", "off"]
     with open(log_path, "w", encoding="utf-8") as log:

@@ -22,7 +22,7 @@ EXECUTORS: dict[str, tuple[str, str, str | None]] = {
     "reference": ("reference", "ReferenceExecutor", None),
 }
 _AUTO = ("native", "numba")
-_NATIVE_ONLY = ("n_threads", "isa")
+_TAKES = {"native": {"n_threads", "isa"}, "numba": {"n_threads"}, "reference": set[str]()}
 
 
 def create_executor(
@@ -57,7 +57,7 @@ def executor_class(name: str) -> type:
 
 
 def _create(name: str, plan: Plan, weights: WeightSource, options: dict[str, Any]) -> Executor:
-    if name != "native":
-        options = {key: value for key, value in options.items() if key not in _NATIVE_ONLY}
+    foreign = set().union(*_TAKES.values()) - _TAKES[name]
+    options = {key: value for key, value in options.items() if key not in foreign}
     executor: Executor = executor_class(name)(plan, weights, **options)
     return executor

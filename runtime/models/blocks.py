@@ -119,7 +119,7 @@ class Recording:
         p = self.plan
         weights = [p.weight(f"blk.{n}.{stem}.weight", *shape) for stem, shape in shapes.items()]
         biases = [p.optional(f"blk.{n}.{stem}.bias", shape[0]) for stem, shape in shapes.items()]
-        # Noise of the first layer passes through all others, that of the last goes straight into the
-        # logits: two layers' products cost little twice and carry a third of all noise.
+        # Noise of the first layer passes through all others, that of the last goes straight into
+        # the logits: two layers' products cost little twice and carry a third of all noise.
         precise = n in (0, len(self.config.layers) - 1)
         return p.linear(x, weights, biases=biases, name=name, add_to=add_to, precise=precise)
