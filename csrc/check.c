@@ -1,9 +1,25 @@
 /* Refuses plans and steps that would leave their buffers. Runs once per plan and once per step, so
- * the ops themselves check nothing. */
+ * the ops themselves check nothing.
+ *
+ * The limits below are far above any model. With them no product of sizes overflows: 64 bits hold
+ * the bytes of the KV pool and of the scratch, 31 bits the work items of an op. */
 #include <stdarg.h>
 #include <stdio.h>
 
 #include "engine.h"
+
+enum {
+    MAX_ROWS = 1 << 15,        /* of a step */
+    MAX_WIDTH = 1 << 24,       /* of a buffer, and columns of a tensor */
+    MAX_POOL_TOKENS = 1 << 26, /* of all KV blocks: no sequence is longer */
+    MAX_BLOCK_TOKENS = 1 << 16,
+    MAX_KV_HEADS = 1 << 12,
+    MAX_HEADS = 1 << 16,
+    MAX_HEAD_DIM = 1 << 16,     /* of keys and of values */
+    MAX_TOKEN_VALUES = 1 << 30, /* keys and values of one token in all layers */
+    MAX_THREADS = 512
+};
+#define MAX_TENSOR_ROWS (INT64_C(1) << 32)
 
 int32_t mt_fail(char *err, const char *format, ...) {
     va_list args;
@@ -11,6 +27,17 @@ int32_t mt_fail(char *err, const char *format, ...) {
     vsnprintf(err, MT_ERR_BYTES, format, args);
     va_end(args);
     return -1;
+}
+
+/* How many weights of an op, from the first on, are matrices. All others are vectors. */
+static const int8_t n_matrices[MT_N_OP_KINDS] = {
+    [MT_OP_EMBED] = 1, [MT_OP_LINEAR] = 3, [MT_OP_LINEAR_GLU] = 2};
+
+int mt_is_matrix(const mt_plan *p, int32_t tensor) {
+    for (int32_t i = 0; i < p->n_ops; i++)
+        for (int w = 0; w < n_matrices[p->ops[i].kind]; w++)
+            if (p->ops[i].w[w] == tensor) return 1;
+    return 0;
 }
 
 static const mt_buffer *buffer_of(const mt_plan *p, int32_t id, int32_t kind) {
@@ -27,7 +54,7 @@ static const mt_tensor *matrix_of(const mt_plan *p, int32_t id, int64_t cols) {
 static int is_vector(const mt_plan *p, int32_t id, int32_t format, int64_t n) {
     if (id < 0 || id >= p->n_tensors) return 0;
     const mt_tensor *t = &p->tensors[id];
-    return t->format == format && t->rows == 1 && t->cols == n;
+    return t->format == format && t->rows == 1 && t->cols == n && !mt_is_matrix(p, id);
 }
 static int is_norm_weight(const mt_plan *p, int32_t id, int64_t group, int64_t width) {
     return id < 0 || is_vector(p, id, MT_F32, group) || is_vector(p, id, MT_F32, width);
@@ -57,14 +84,15 @@ static int check_linear(const mt_plan *p, const mt_op *op, const mt_buffer *out)
         if (op->w[3 + s] >= 0 && !is_vector(p, op->w[3 + s], MT_F32, w->rows)) return 0;
         width += w->rows;
     }
+    if (op->w[1] < 0 && op->w[2] >= 0) return 0; /* a gap among the stacked weights */
     return width <= out->width;
 }
 
 static int check_linear_glu(const mt_plan *p, const mt_op *op, const mt_buffer *out) {
     if (op->in[0] < 0 || op->in[0] >= p->n_buffers || out->is_logits) return 0;
     const mt_buffer *in = &p->buffers[op->in[0]];
-    const mt_tensor *gate = matrix_of(p, op->w[0], in->width),
-                    *up = matrix_of(p, op->w[1], in->width);
+    const mt_tensor *gate = matrix_of(p, op->w[0], in->width);
+    const mt_tensor *up = matrix_of(p, op->w[1], in->width);
     if (!gate || !up || gate->rows != up->rows || out->width != gate->rows) return 0;
     if (in->is_logits || in->rows != out->rows || (op->i[0] != 0 && op->i[0] != 1)) return 0;
     if (op->flags || (op->in[1] >= 0 && !is_rest(p, op->in[1], in))) return 0;
@@ -79,10 +107,9 @@ static int check_linear_glu(const mt_plan *p, const mt_op *op, const mt_buffer *
 static int check_kv(const mt_plan *p, const mt_op *op, int32_t layer, const mt_buffer *qkv) {
     const int64_t heads = op->i[0], kv_heads = op->i[1], head_dim = op->i[2], value_dim = op->i[3];
     if (layer < 0 || layer >= p->n_kv_layers || !qkv || heads < 1 || kv_heads < 1) return 0;
-    const mt_kv_layer *kv = &p->kv_layers[layer];
+    const mt_kv_layer *kv = &p->kv_layers[layer]; /* whose sizes are known to be sane */
     return kv->kv_heads == kv_heads && kv->head_dim == head_dim && kv->value_dim == value_dim &&
-           head_dim > 0 && value_dim > 0 && heads % kv_heads == 0 &&
-           heads / kv_heads <= MT_ATTN_MAX_ROWS && heads <= 65536 && head_dim <= 65536 &&
+           heads % kv_heads == 0 && heads / kv_heads <= MT_ATTN_MAX_ROWS && heads <= MAX_HEADS &&
            (heads + kv_heads) * head_dim + kv_heads * value_dim == qkv->width;
 }
 
@@ -90,17 +117,16 @@ static int check_rope_kv(const mt_plan *p, const mt_op *op, const mt_buffer *out
     const int n_rot = op->i[4];
     if (!out || op->in[0] != op->out || !check_kv(p, op, op->i[6], out)) return 0;
     if (n_rot < 0 || n_rot % 2 || n_rot > op->i[2] || (op->i[5] != 0 && op->i[5] != 1)) return 0;
-    if (n_rot) {
-        const mt_buffer *trig = buffer_of(p, op->in[1], MT_BUF_F32);
-        if (!trig || trig->width != n_rot) return 0;
-    }
+    if (n_rot && !same_rows(buffer_of(p, op->in[1], MT_BUF_F32), out, n_rot)) return 0;
     for (int w = 0; w < 2; w++)
         if (op->w[w] >= 0 && !is_vector(p, op->w[w], MT_F32, op->i[2])) return 0;
     return 1;
 }
 
 static int check_attention(const mt_plan *p, const mt_op *op, const mt_buffer *any) {
-    if (op->i[5] < 0 || !check_kv(p, op, op->i[4], buffer_of(p, op->in[0], MT_BUF_F32))) return 0;
+    const mt_buffer *qkv = buffer_of(p, op->in[0], MT_BUF_F32);
+    if (op->i[5] < 0 || !check_kv(p, op, op->i[4], qkv) || !same_rows(qkv, any, qkv->width))
+        return 0;
     return any->width == op->i[0] * op->i[3] && (any->kind == MT_BUF_F32 || op->i[3] % 32 == 0);
 }
 
@@ -134,16 +160,20 @@ static int check_op(const mt_plan *p, const mt_op *op) {
     }
 }
 
-static int check_buffer(const mt_plan *p, const mt_buffer *b) {
-    if (b->width < 1 || b->width > 1 << 24 || (b->rows != MT_ROWS_ALL && b->rows != MT_ROWS_OUT))
+/* Also of buffers that no op uses any more: their widths size the scratch. */
+static int check_shape(const mt_buffer *b) {
+    if (b->width < 1 || b->width > MAX_WIDTH) return 0;
+    if (b->rows != MT_ROWS_ALL && b->rows != MT_ROWS_OUT) return 0;
+    if (b->is_logits && (b->is_logits != 1 || b->kind != MT_BUF_F32 || b->rows != MT_ROWS_OUT))
         return 0;
-    if (b->kind != MT_BUF_F32 && (b->kind != MT_BUF_Q8 || b->width % MT_BLOCK)) return 0;
-    const int64_t row_bytes =
-        b->kind == MT_BUF_Q8 ? (int64_t)mt_q8_row_bytes(b->width) : 4 * (int64_t)b->width;
-    if (b->row_bytes != row_bytes) return 0;
-    if (b->is_logits) return b->is_logits == 1 && b->kind == MT_BUF_F32 && b->rows == MT_ROWS_OUT;
-    return b->offset >= 0 && b->offset % 64 == 0 && b->offset <= p->arena_bytes &&
-           row_bytes * p->max_rows <= p->arena_bytes - b->offset;
+    if (b->kind == MT_BUF_F32) return b->row_bytes == 4 * (int64_t)b->width;
+    return b->kind == MT_BUF_Q8 && b->width % MT_BLOCK == 0 &&
+           b->row_bytes == (int64_t)mt_q8_row_bytes(b->width);
+}
+
+static int check_place(const mt_plan *p, const mt_buffer *b) {
+    return b->is_logits || (b->offset >= 0 && b->offset % 64 == 0 && b->offset <= p->arena_bytes &&
+                            b->row_bytes * p->max_rows <= p->arena_bytes - b->offset);
 }
 
 static int buffer_is_used(const mt_plan *p, int32_t id) {
@@ -153,35 +183,71 @@ static int buffer_is_used(const mt_plan *p, int32_t id) {
 }
 
 static int check_tensor(const mt_tensor *t) {
-    if (!t->data || t->rows < 1 || t->cols < 1 || t->rows > INT64_C(1) << 32 || t->cols > 1 << 24)
-        return 0;
+    if (!t->data || t->rows < 1 || t->cols < 1) return 0;
+    if (t->rows > MAX_TENSOR_ROWS || t->cols > MAX_WIDTH) return 0;
     if (t->format == MT_F64) return t->rows == 1 && t->n_bytes == t->cols * 8;
     const mt_layout *f = mt_layout_of(t->format);
     return f && t->cols % f->raw_block == 0 &&
            t->n_bytes == t->rows * (t->cols / f->raw_block) * f->raw_bytes;
 }
 
-int32_t mt_check_plan(const mt_plan *p, const mt_options *o, char *err) {
-    if (p->n_ops < 1 || p->n_buffers < 1 || p->n_tensors < 1 || p->n_kv_layers < 0 ||
-        p->max_rows < 1 || p->arena_bytes < 0 || p->max_rows > 1 << 20)
-        return mt_fail(err, "plan has %d ops, %d buffers, %d tensors, %d rows: not a plan",
-                       p->n_ops, p->n_buffers, p->n_tensors, p->max_rows);
-    if (o->block_tokens < 16 || o->block_tokens % 16 || o->block_tokens > 1 << 16 ||
+static int32_t check_options(const mt_options *o, char *err) {
+    if (o->block_tokens < 16 || o->block_tokens % 16 || o->block_tokens > MAX_BLOCK_TOKENS ||
         o->n_blocks < 1)
         return mt_fail(err, "KV blocks of %d tokens (%d of them): use a multiple of 16",
                        o->block_tokens, o->n_blocks);
-    if (o->n_threads < 1 || o->n_threads > 1024)
-        return mt_fail(err, "%d threads: use 1 to 1024", o->n_threads);
+    if ((int64_t)o->block_tokens * o->n_blocks > MAX_POOL_TOKENS)
+        return mt_fail(err, "a KV pool of %d blocks of %d tokens: use at most %d tokens",
+                       o->n_blocks, o->block_tokens, MAX_POOL_TOKENS);
+    if (o->n_threads < 1 || o->n_threads > MAX_THREADS)
+        return mt_fail(err, "%d threads: use 1 to %d", o->n_threads, MAX_THREADS);
     if (o->kv_type != MT_KV_F16 && o->kv_type != MT_KV_F32)
         return mt_fail(err, "KV type %d is unknown", o->kv_type);
-    for (int32_t i = 0; i < p->n_kv_layers; i++)
-        if (p->kv_layers[i].kv_heads < 1 || p->kv_layers[i].head_dim < 1 ||
-            p->kv_layers[i].value_dim < 1)
-            return mt_fail(err, "KV layer %d has no size", i);
-    for (int32_t i = 0; i < p->n_buffers; i++)
-        if (buffer_is_used(p, i) && !check_buffer(p, &p->buffers[i]))
+    return 0;
+}
+
+static int32_t check_kv_layers(const mt_plan *p, char *err) {
+    int64_t n_values = 0;
+    for (int32_t i = 0; i < p->n_kv_layers; i++) {
+        const mt_kv_layer *k = &p->kv_layers[i];
+        if (k->kv_heads < 1 || k->kv_heads > MAX_KV_HEADS || k->head_dim < 1 ||
+            k->head_dim > MAX_HEAD_DIM || k->value_dim < 1 || k->value_dim > MAX_HEAD_DIM)
+            return mt_fail(err, "KV layer %d has %d heads of %d and %d values", i, k->kv_heads,
+                           k->head_dim, k->value_dim);
+        n_values += (int64_t)k->kv_heads * (k->head_dim + k->value_dim);
+        if (n_values > MAX_TOKEN_VALUES)
+            return mt_fail(err, "KV layers up to %d keep %lld values of a token: at most %d", i,
+                           (long long)n_values, MAX_TOKEN_VALUES);
+    }
+    return 0;
+}
+
+/* All buffers in mt_step.logits have one width, or nobody could know how large it must be. */
+static int32_t check_buffers(const mt_plan *p, char *err) {
+    const mt_buffer *logits = NULL;
+    for (int32_t i = 0; i < p->n_buffers; i++) {
+        const mt_buffer *b = &p->buffers[i];
+        if (!check_shape(b) || (buffer_is_used(p, i) && !check_place(p, b)))
             return mt_fail(err, "buffer %d (width %d) does not fit the arena of %lld bytes", i,
-                           p->buffers[i].width, (long long)p->arena_bytes);
+                           b->width, (long long)p->arena_bytes);
+        if (b->is_logits && logits && logits->width != b->width)
+            return mt_fail(err, "logits of %d and of %d values", logits->width, b->width);
+        if (b->is_logits) logits = b;
+    }
+    return 0;
+}
+
+int32_t mt_check_plan(const mt_plan *p, const mt_options *o, char *err) {
+    if (p->n_ops < 1 || p->n_buffers < 1 || p->n_tensors < 1 || p->n_kv_layers < 0 ||
+        p->max_rows < 1 || p->arena_bytes < 0 || p->max_rows > MAX_ROWS)
+        return mt_fail(err, "plan has %d ops, %d buffers, %d tensors, %d rows: not a plan",
+                       p->n_ops, p->n_buffers, p->n_tensors, p->max_rows);
+    if (!p->ops || !p->buffers || !p->tensors || (p->n_kv_layers && !p->kv_layers))
+        return mt_fail(err, "plan has no records");
+    for (int32_t i = 0; i < p->n_ops; i++)
+        if (p->ops[i].kind < 0 || p->ops[i].kind >= MT_N_OP_KINDS)
+            return mt_fail(err, "op %d is of kind %d, which is unknown", i, p->ops[i].kind);
+    if (check_options(o, err) || check_kv_layers(p, err) || check_buffers(p, err)) return -1;
     for (int32_t i = 0; i < p->n_tensors; i++)
         if (!check_tensor(&p->tensors[i]))
             return mt_fail(err, "tensor %d (format %d, %lld x %lld, %lld bytes) is not usable", i,
@@ -194,7 +260,9 @@ int32_t mt_check_plan(const mt_plan *p, const mt_options *o, char *err) {
 }
 
 static int32_t check_rows(const mt_engine *e, const mt_step *s, int32_t seq, char *err) {
-    const int64_t reach = (int64_t)s->table_width * e->block_tokens;
+    /* a table may name a block twice, but scratch is sized for the positions of the pool */
+    const int64_t width = s->table_width < e->n_blocks ? s->table_width : e->n_blocks;
+    const int64_t reach = width * e->block_tokens;
     for (int32_t r = s->seq_start[seq]; r < s->seq_start[seq + 1]; r++) {
         if (s->tokens[r] < 0 || s->tokens[r] >= e->n_tokens)
             return mt_fail(err, "token %d of row %d is outside the vocabulary of %lld",

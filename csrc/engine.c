@@ -32,19 +32,6 @@ static void *copied(const void *from, size_t n, size_t size) {
 
 /* -- weights ---------------------------------------------------------------------------------- */
 
-static int is_matrix(const mt_plan *p, int32_t tensor) {
-    for (int32_t i = 0; i < p->n_ops; i++) {
-        const mt_op *op = &p->ops[i];
-        const int n = op->kind == MT_OP_LINEAR       ? 3
-                      : op->kind == MT_OP_LINEAR_GLU ? 2
-                      : op->kind == MT_OP_EMBED      ? 1
-                                                     : 0;
-        for (int w = 0; w < n; w++)
-            if (op->w[w] == tensor) return 1;
-    }
-    return 0;
-}
-
 typedef struct {
     mt_engine *e;
     const mt_tensor *tensors;
@@ -72,7 +59,7 @@ static int32_t load_weights(mt_engine *e, const mt_plan *p, char *err) {
         const mt_tensor *t = &p->tensors[i];
         mt_weight *w = &e->weights[i];
         *w = (mt_weight){.format = t->format, .rows = t->rows, .cols = t->cols};
-        if (is_matrix(p, i)) {
+        if (mt_is_matrix(p, i)) {
             w->layout = mt_layout_of(t->format);
             w->n_tiles = (t->rows + MT_TILE_ROWS - 1) / MT_TILE_ROWS;
             n_bytes += aligned((size_t)w->n_tiles * mt_tile_bytes(w->layout, w->cols));
@@ -199,7 +186,9 @@ static int32_t create(mt_engine *e, const mt_plan *p, const mt_options *o, char 
     e->n_threads = o->n_threads;
     e->isa = o->isa < 0 ? mt_isa_best() : o->isa;
     e->kernels = mt_isa_kernels(e->isa);
-    if (!e->kernels || !mt_isa_supported(e->isa))
+    if (!e->kernels)
+        return mt_fail(err, "there is no ISA %d, only 0 to %d", e->isa, mt_n_isas() - 1);
+    if (!mt_isa_supported(e->isa))
         return mt_fail(err, "this machine cannot run kernels for %s; its best is %s",
                        mt_isa_name(e->isa), mt_isa_name(mt_isa_best()));
     e->ops = copied(p->ops, (size_t)p->n_ops, sizeof *p->ops);
@@ -222,11 +211,12 @@ static int32_t create(mt_engine *e, const mt_plan *p, const mt_options *o, char 
 
 mt_engine *mt_engine_create(const mt_plan *plan, const mt_options *options, char *err) {
     if (mt_check_plan(plan, options, err)) return NULL;
-    mt_engine *e = calloc(1, sizeof *e);
+    mt_engine *e = aligned_alloc(64, sizeof *e); /* its gates have cache lines of their own */
     if (!e) {
         mt_fail(err, "no memory");
         return NULL;
     }
+    memset(e, 0, sizeof *e);
     if (create(e, plan, options, err)) {
         mt_engine_free(e);
         return NULL;

@@ -102,6 +102,8 @@ static inline mt_q8_block *mt_row_q8(const mt_engine *e, int32_t id, int row) {
     return (mt_q8_block *)(void *)mt_row(e, id, row);
 }
 
+/* Whether an op of the plan multiplies by this tensor; no tensor is both matrix and vector. */
+int mt_is_matrix(const mt_plan *plan, int32_t tensor);
 /* Refuses a plan or step that would read or write outside its buffers. 0 on success. */
 int32_t mt_check_plan(const mt_plan *plan, const mt_options *options, char *err);
 int32_t mt_check_step(const mt_engine *e, const mt_step *step, char *err);

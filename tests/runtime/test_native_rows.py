@@ -31,7 +31,7 @@ FORMATS_OF = {
 MAX_ROWS = 64
 VOCAB_SIZE = 40
 LENGTHS = (790, 530, 257, 61)  # tokens of the sequences: four attention splits down to one
-POOL_TOKENS = 3 * 800
+POOL_TOKENS = 3 * 1024  # whole blocks of every size for three sequences
 
 
 @lru_cache
