@@ -4,11 +4,14 @@ Owns the command; the cases, the counting and the report are in the bench_*.py f
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from martlet.scripts import options
 from martlet.scripts.console import print_json
+
+if TYPE_CHECKING:
+    from martlet.scripts.bench_cases import Case
 
 PrefillOption = Annotated[int, typer.Option(min=0, help="Rows of a prefill; 0: none.")]
 DecodeOption = Annotated[int, typer.Option(min=0, help="Steps of a decode; 0: none.")]
@@ -38,13 +41,11 @@ def bench(
     as_json: options.JsonOption = False,
 ) -> None:
     """Speed of MODEL, and its share of this machine's limits measured in the same run."""
-    batches, depths = whole_numbers(batch, "--batch", 1), whole_numbers(depth, "--depth", 0)
     from martlet.scripts import bench_report
-    from martlet.scripts.bench_cases import make_cases
     from martlet.scripts.bench_measure import measure
     from martlet.scripts.bench_open import Options, open_bench
 
-    cases = make_cases(prefill, decode, batches, depths)
+    cases = cases_of(prefill, decode, batch, depth)
     chosen = Options(executor.value, threads, isa, step_rows, mega(read_mb))
     with open_bench(model, cases, chosen) as opened:
         results = measure(opened.bench, opened.plan, cases, opened.limits, repeat, tell)
@@ -52,6 +53,14 @@ def bench(
         print_json(bench_report.as_json(opened.facts, opened.limits, results))
     else:
         print(bench_report.as_text(opened.facts, opened.limits, results))
+
+
+def cases_of(prefill: int, decode: int, batch: str, depth: str) -> list[Case]:
+    """As the options of the command line give them."""
+    from martlet.scripts.bench_cases import make_cases
+
+    batches, depths = whole_numbers(batch, "--batch", 1), whole_numbers(depth, "--depth", 0)
+    return make_cases(prefill, decode, batches, depths)
 
 
 def mega(value: int | None) -> int | None:

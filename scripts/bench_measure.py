@@ -1,8 +1,8 @@
 """Times cases and the machine's limits in turn, and sets the one against the other.
 Owns repeats, medians and shares of the limit; must not know how results are shown.
 
-Within one repeat the limits and all cases are measured once, every other repeat in reverse order,
-so that a drift of the machine hits all alike."""
+Within one repeat all cases are measured once, the limits before and after them, and every other
+repeat goes backwards, so that a drift of the machine hits all alike."""
 
 from __future__ import annotations
 
@@ -129,6 +129,7 @@ def measure(
         for case in in_turn(cases, turn):
             on_case(f"{turn + 1}/{repeat} {case.label}")
             seconds[case].append(bench.run(case))
+        limits.sample()
     on_case("")
     value_bytes = kv_value_bytes(bench, plan)
     return [

@@ -65,23 +65,19 @@ def bench_peers(
     as_json: options.JsonOption = False,
 ) -> None:
     """martlet against llama.cpp: the same cases in turn, and the ratios of their medians."""
-    batches = single.whole_numbers(batch, "--batch", 1)
-    depths = single.whole_numbers(depth, "--depth", 0)
     flashes = single.whole_numbers(flash, "--flash", 0)
     levels = sorted({0, *single.whole_numbers(busy, "--busy", 0)})
     from martlet.scripts import bench_peers_report as reports
-    from martlet.scripts.bench_cases import make_cases
     from martlet.scripts.bench_open import Options, open_bench
     from martlet.scripts.peer_llama import LlamaCpp, LlamaPrograms
 
     programs = LlamaPrograms.find(llama_bin)
-    cases = make_cases(prefill, decode, batches, depths)
+    cases = single.cases_of(prefill, decode, batch, depth)
     chosen = Options(executor.value, threads, isa, step_rows, single.mega(read_mb))
     with open_bench(model, cases, chosen) as opened:
         peers = [LlamaCpp(programs, opened.path, opened.n_threads, bool(f)) for f in flashes]
-        found = alternate(
-            opened.bench, peers, cases, levels, repeat, opened.limits.sample, single.tell
-        )
+        sample = opened.limits.sample
+        found = alternate(opened.bench, peers, cases, levels, repeat, sample, single.tell)
         report = reports.Report.of(opened, peers, cases, levels, found)
     if as_json:
         print_json(report.as_json())
@@ -112,6 +108,7 @@ def alternate(
                 tell(f"{turn + 1}/{repeat} {name}, {level} busy")
                 with busy_programs(level):
                     found.add(name, level, measure(cases))
+        sample_limits()
     tell("")
     return found
 
