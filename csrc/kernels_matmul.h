@@ -88,9 +88,10 @@ static void unpack(const mt_layout *f, const uint8_t *tile, int64_t b, int n_blo
     }
 }
 
-/* -bias * sum(q), from -8 * sum(q). */
+/* -bias * sum(q), from -8 * sum(q); wraps around where a hostile plan points at other bytes. */
 ALWAYS int32_t biased_start(int32_t n8, int bias) {
-    return bias == 0 ? 0 : bias == 4 ? n8 / 2 : n8 * (bias / 8);
+    if (bias == 0) return 0;
+    return bias == 4 ? n8 / 2 : (int32_t)((uint32_t)n8 * (uint32_t)(bias / 8));
 }
 
 /* Column c of the activations. */
