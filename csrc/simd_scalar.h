@@ -78,9 +78,10 @@ static inline vf vf_select_lt(vf x, vf limit, vf a, vf b) {
     LANES b.v[l] = x.v[l] < limit.v[l] ? a.v[l] : b.v[l];
     return b;
 }
+/* As x86: NaN and what does not fit become INT32_MIN. */
 static inline vi vf_round_i32(vf a) {
     vi r;
-    LANES r.v[l] = (int32_t)rintf(a.v[l]);
+    LANES r.v[l] = fabsf(a.v[l]) < 0x1p31f ? (int32_t)rintf(a.v[l]) : INT32_MIN;
     return r;
 }
 static inline vf vf_from_i32(vi a) {
@@ -208,7 +209,7 @@ static inline vi vi_dot(vi acc, vb a, const int8_t *x) {
     LANES {
         int32_t s = 0;
         for (int j = 0; j < 4; j++) s += (int32_t)a.v[4 * l + j] * x[j];
-        acc.v[l] += s;
+        acc.v[l] = (int32_t)((uint32_t)acc.v[l] + (uint32_t)s);
     }
     return acc;
 }
@@ -217,7 +218,7 @@ static inline vi vi_dot_wide(vi acc, vb a, const int8_t *x) {
     LANES {
         int32_t s = 0;
         for (int j = 0; j < 4; j++) s += ((int32_t)a.v[4 * l + j] - 128) * x[j];
-        acc.v[l] += s;
+        acc.v[l] = (int32_t)((uint32_t)acc.v[l] + (uint32_t)s);
     }
     return acc;
 }
