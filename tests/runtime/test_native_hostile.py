@@ -1,0 +1,215 @@
+"""Plans whose records were tampered with are refused with a message, or run inside their memory.
+
+Fields of the record arrays are overwritten before mt_engine_create sees them. What gets through
+runs: under scripts/sanitize.py any access outside the buffers ends the test run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from martlet.runtime.ops import BUFFER_DTYPE, KV_LAYER_DTYPE, OP_DTYPE, BufferKind, OpKind
+
+from .plan_records import FFI, LIB, TENSOR_FIELDS, Records, run_two_steps, sound_records
+
+ARCHS = ("qwen2", "gemma3")
+# Where checks break: zero, off by one, counts that overflow 32 bits when multiplied.
+NUMBERS = (0, 1, 31, 32, 33, 64, 255, 256, 2**16, 2**24, 2**30, 2**31 - 1, -1, -(2**31))
+WIDE_NUMBERS = (*NUMBERS, 2**32, 2**40, 2**62, 2**63 - 1, -(2**63))
+MOST_BYTES = 1 << 30  # of pool or arena: more, and the machine decides instead of the check
+
+
+def try_engine(records: Records) -> str:
+    """Creates and, where allowed, runs; the message of a refusal, or "" where it ran."""
+    if max(records.sizes["arena_bytes"], records.pool_bytes) > MOST_BYTES:
+        return "not tried"
+    engine, message = records.create()
+    if engine == FFI.NULL:
+        assert message
+        return message
+    try:
+        run_two_steps(engine, records.logits_width)
+    finally:
+        LIB.mt_engine_free(engine)
+    return ""
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_untouched_records_run(arch: str) -> None:
+    assert try_engine(sound_records(arch).copy()) == ""
+
+
+# -- one field at a time ------------------------------------------------------------------------
+
+Change = tuple[str, int, str, int, int]  # array, record, field, element of the field, new value
+
+
+def int_fields(dtype: np.dtype) -> Iterator[tuple[str, int]]:
+    """Names of integer fields, with every element of those that are arrays."""
+    for name in dtype.names or ():
+        base, shape = dtype[name].base, dtype[name].shape
+        if base.kind == "i":
+            yield from ((name, i) for i in range(shape[0] if shape else 1))
+
+
+def apply(records: Records, change: Change) -> None:
+    array, at, name, element, value = change
+    if array == "tensors":
+        records.tensors[at][name] = value
+    elif array in ("sizes", "options"):
+        getattr(records, array)[name] = value
+    else:
+        field = getattr(records, array)[name]
+        field.reshape(len(field), -1)[at, element] = value
+
+
+def changes(r: Records) -> st.SearchStrategy[Change]:
+    one_of: list[st.SearchStrategy[Change]] = []
+
+    def add(array: str, n_records: int, name: str, element: int, is_wide: bool) -> None:
+        at = st.integers(0, n_records - 1)
+        place = (st.just(array), at, st.just(name), st.just(element))
+        one_of.append(st.tuples(*place, numbers(is_wide)))
+
+    dtypes = {"ops": OP_DTYPE, "buffers": BUFFER_DTYPE, "kv_layers": KV_LAYER_DTYPE}
+    for array, dtype in dtypes.items():
+        for name, element in int_fields(dtype):
+            add(array, len(getattr(r, array)), name, element, dtype[name].base.itemsize == 8)
+    for name in TENSOR_FIELDS:
+        add("tensors", len(r.tensors), name, 0, name in ("rows", "cols", "n_bytes"))
+    for array in ("sizes", "options"):
+        for name in getattr(r, array):
+            add(array, 1, name, 0, False)
+    return st.one_of(one_of)
+
+
+def numbers(is_wide: bool) -> st.SearchStrategy[int]:
+    return st.one_of(st.integers(-2, 40), st.sampled_from(WIDE_NUMBERS if is_wide else NUMBERS))
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_spoiled_records_are_refused_or_harmless(arch: str, data: st.DataObject) -> None:
+    records = sound_records(arch).copy()
+    for change in data.draw(st.lists(changes(records), min_size=1, max_size=3)):
+        apply(records, change)
+    try_engine(records)
+
+
+# -- holes that were open once, and every check by name -----------------------------------------
+
+
+Spoil = Callable[[Records], None]
+
+
+def op_of(records: Records, kind: OpKind, nth: int = 0) -> int:
+    return int(np.flatnonzero(records.ops["kind"] == kind)[nth])
+
+
+def logits_buffer(records: Records) -> int:
+    return int(np.flatnonzero(records.buffers["is_logits"])[0])
+
+
+def vector(records: Records, kind: OpKind) -> int:
+    return int(records.ops["w"][op_of(records, kind), 0])
+
+
+def gap_in_stack(r: Records) -> None:
+    at = op_of(r, OpKind.LINEAR)
+    r.ops["w"][at, 1], r.ops["w"][at, 2] = -1, 2**30
+
+
+def norm_weight_as_matrix(r: Records) -> None:
+    """The one-row matrix would be packed, and its values as a norm's weight would be gone."""
+    linear = op_of(r, OpKind.LINEAR)
+    r.ops["w"][linear, 1:3] = -1, vector(r, OpKind.NORM)
+
+
+def trig_from_logits(r: Records) -> None:
+    at = op_of(r, OpKind.ROPE_KV)
+    b = r.buffers[logits_buffer(r)]
+    b["width"] = r.ops["i"][at, 4]
+    b["row_bytes"] = 4 * b["width"]
+    r.ops["in"][at, 1] = logits_buffer(r)
+
+
+def two_widths_of_logits(r: Records) -> None:
+    at = int(r.ops["out"][op_of(r, OpKind.TAKE_ROWS)])
+    r.buffers["is_logits"][at] = 1
+
+
+def unused_layer(r: Records) -> None:
+    """Nobody reads it, but a copied block is as large as all layers say."""
+    r.kv_layers = np.array([*r.kv_layers.tolist(), (2**16, 2**16, 2**16, 0)], KV_LAYER_DTYPE)
+
+
+def stride_overflow(r: Records) -> None:
+    r.kv_layers = np.array([*r.kv_layers.tolist(), (1, 1, 2**31 - 1, 0)], KV_LAYER_DTYPE)
+
+
+def too_many_values(r: Records) -> None:
+    more = [(2**12, 2**16, 2**16, 0)] * 3
+    r.kv_layers = np.array([*r.kv_layers.tolist(), *more], KV_LAYER_DTYPE)
+
+
+def unused_wide_buffer(r: Records) -> None:
+    wide = (int(BufferKind.F32), 0, 2**31 - 1, 0, 0, 0)
+    r.buffers = np.array([*r.buffers.tolist(), wide], BUFFER_DTYPE)
+
+
+def attend_logits(r: Records) -> None:
+    """Queries of all rows, where only the wanted rows have memory."""
+    at, wide = op_of(r, OpKind.ATTENTION), logits_buffer(r)
+    qkv = r.buffers[int(r.ops["in"][at, 0])]
+    r.buffers["width"][wide], r.buffers["row_bytes"][wide] = qkv["width"], qkv["row_bytes"]
+    r.ops["in"][at, 0] = wide
+
+
+def set_field(array: str, kind: OpKind, name: str, element: int, value: int) -> Spoil:
+    def spoil(r: Records) -> None:
+        apply(r, (array, op_of(r, kind), name, element, value))
+
+    return spoil
+
+
+NAMED = {
+    "gap in a stack of weights": (gap_in_stack, "op"),
+    "norm weight that is a matrix": (norm_weight_as_matrix, "op"),
+    "trig in the logits": (trig_from_logits, "op"),
+    "queries in the logits": (attend_logits, "op"),
+    "two widths of logits": (two_widths_of_logits, "logits of"),
+    "a layer nobody uses": (unused_layer, "KV layer 1 has 65536 heads"),
+    "values of 2^31": (stride_overflow, "KV layer 1 has 1 heads of 1 and 2147483647"),
+    "layers beyond 64 bits": (too_many_values, "at most"),
+    "a buffer nobody uses": (unused_wide_buffer, r"buffer \d+ \(width 2147483647\)"),
+    "unknown op": (set_field("ops", OpKind.NORM, "kind", 0, 99), "kind 99"),
+    "negative op": (set_field("ops", OpKind.NORM, "kind", 0, -1), "kind -1"),
+    "out of buffers": (set_field("ops", OpKind.NORM, "out", 0, 1000), "op"),
+    "out of tensors": (set_field("ops", OpKind.EMBED, "w", 0, 1000), "op"),
+    "columns beyond the row": (set_field("ops", OpKind.LINEAR, "i", 0, 2**31 - 1), "op"),
+    "columns before the row": (set_field("ops", OpKind.LINEAR, "i", 0, -4), "op"),
+    "group of none": (set_field("ops", OpKind.NORM, "i", 0, 0), "op"),
+    "heads without keys": (set_field("ops", OpKind.ATTENTION, "i", 1, 0), "op"),
+    "no such layer": (set_field("ops", OpKind.ATTENTION, "i", 4, 7), "op"),
+    "window before the row": (set_field("ops", OpKind.ATTENTION, "i", 5, -1), "op"),
+    "odd rotation": (set_field("ops", OpKind.ROPE_KV, "i", 4, 3), "op"),
+}
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("name", NAMED)
+def test_each_is_refused_with_a_message(name: str, arch: str) -> None:
+    spoil, message = NAMED[name]
+    records = sound_records(arch).copy()
+    spoil(records)
+    engine, found = records.create()
+    if engine != FFI.NULL:
+        LIB.mt_engine_free(engine)
+    assert engine == FFI.NULL
+    assert re.search(message, found), found
