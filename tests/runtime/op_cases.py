@@ -144,6 +144,16 @@ def _glu(activation: Activation, b: OpBuilder, x: int) -> int:
     return b.plan.glu(x, activation)
 
 
+def _linear_glu(
+    formats: tuple[str, str], n_out: int, bias: bool, precise: bool, b: OpBuilder, x: int
+) -> int:
+    width = b.plan.buffers[x].width
+    weights = [b.new(f"w{i}", fmt, n_out, width, std=width**-0.5) for i, fmt in enumerate(formats)]
+    biases = [b.new(f"b{i}", "F32", n_out) if bias else -1 for i in range(2)]
+    gate_up = b.plan.linear(x, weights, biases=biases, precise=precise)
+    return b.plan.glu(gate_up, Activation.SILU)
+
+
 def _add(b: OpBuilder, x: int) -> int:
     other = b.plan.linear(x, [_square(b, x)])
     return b.plan.add(x, to=other)
@@ -228,6 +238,14 @@ def _cases() -> Iterable[OpCase]:
             yield OpCase(f"glu-{activation.name}-{width}", width, op, _rows(5))
         op = partial(_glu, activation)
         yield OpCase(f"glu-{activation.name}-quantized", 192, op, _rows(5), show_blocks=True)
+    for formats in (("F32", "F16"), ("Q4_1", "Q4_1"), ("Q5_0", "Q8_0")):
+        for n_out, n_rows in ((33, 1), (64, 40)):
+            for bias in (False, True):
+                op = partial(_linear_glu, formats, n_out, bias, not bias)
+                name = f"linear_glu-{'-'.join(formats)}-{n_out}-{n_rows}rows-bias{bias:d}"
+                yield OpCase(name, 96, op, _rows(n_rows))
+    op = partial(_linear_glu, ("Q4_0", "Q4_0"), 96, False, False)
+    yield OpCase("linear_glu-quantized", 64, op, _rows(17), show_blocks=True)
     yield OpCase("add", 37, _add, _rows(5))
     yield OpCase("take_rows", 32, _nothing, _rows(9, out_rows=[1, 4, 8]))
     yield OpCase("take_no_rows", 32, _nothing, _rows(9, out_rows=[]))

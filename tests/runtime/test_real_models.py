@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from martlet.runtime.executors.native import NativeUnavailable
 from martlet.runtime.model import Model, load_model
 
 from .tiny import Chunk, make_step
@@ -32,11 +33,32 @@ def greedy(model: Model, n_tokens: int) -> str:
         ("gemma3", True, 13, " the capital of the country of France. It is the largest city"),
     ],
 )
-def test_greedy_continuation(name: str, dequantize: bool, n_tokens: int, text: str) -> None:
+def test_reference_continues(name: str, dequantize: bool, n_tokens: int, text: str) -> None:
     path = Path(FOLDER or "") / f"{name}.gguf"
     if FOLDER is None or not path.exists():
         pytest.skip(f"set MARTLET_TEST_MODELS to a folder with {name}.gguf")
     model = load_model(path, executor="reference", context=64, dequantize=dequantize)
+    try:
+        assert greedy(model, n_tokens) == text
+    finally:
+        model.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "n_tokens", "text"),
+    [
+        ("smollm2", 2, " Paris."),
+        ("gemma3", 13, " the capital of the country of France. It is the largest city"),
+    ],
+)
+def test_native_continues(name: str, n_tokens: int, text: str) -> None:
+    path = Path(FOLDER or "") / f"{name}.gguf"
+    if FOLDER is None or not path.exists():
+        pytest.skip(f"set MARTLET_TEST_MODELS to a folder with {name}.gguf")
+    try:
+        model = load_model(path, executor="native", context=64)
+    except NativeUnavailable as error:
+        pytest.skip(f"native library: {error}")
     try:
         assert greedy(model, n_tokens) == text
     finally:
