@@ -46,8 +46,13 @@ static void pack_tiles(void *raw, int thread) {
         int32_t t = 0;
         while (i >= job->e->weights[t].n_tiles) i -= job->e->weights[t++].n_tiles;
         const mt_weight *w = &job->e->weights[t];
-        mt_pack_tile(w->layout, job->tensors[t].data, w->rows, w->cols, i,
+        const mt_tensor *from = &job->tensors[t];
+        mt_pack_tile(w->layout, from->data, w->rows, w->cols, i,
                      w->packed + (size_t)i * mt_tile_bytes(w->layout, w->cols));
+        const size_t tile = (size_t)(from->n_bytes / w->rows) * MT_TILE_ROWS, at = (size_t)i * tile;
+        const size_t left = (size_t)from->n_bytes - at;
+        if (from->flags & MT_TENSOR_MAPPED)
+            mt_drop_pages((const uint8_t *)from->data + at, left < tile ? left : tile);
     }
 }
 
@@ -253,14 +258,42 @@ void mt_engine_profile(const mt_engine *e, int64_t *ns) {
     for (int32_t i = 0; i < e->plan.n_ops; i++) ns[i] = e->op_ns ? e->op_ns[i] : 0;
 }
 
+/* Part of a block in one layer, within the pool. */
+static uint8_t *block_part(const mt_engine *e, int32_t layer, int32_t block) {
+    return e->kv_memory + e->kv[layer].offset + (size_t)block * e->kv[layer].block_bytes;
+}
+
+static int has_block(const mt_engine *e, int32_t block) {
+    return block >= 0 && block < e->n_blocks;
+}
+
 int32_t mt_engine_copy_block(mt_engine *e, int32_t src, int32_t dst, char *err) {
-    if (src < 0 || dst < 0 || src >= e->n_blocks || dst >= e->n_blocks)
+    if (!has_block(e, src) || !has_block(e, dst))
         return mt_fail(err, "cannot copy block %d to %d, the pool has %d", src, dst, e->n_blocks);
-    for (int32_t i = 0; i < e->plan.n_kv_layers && src != dst; i++) {
-        uint8_t *base = e->kv_memory + e->kv[i].offset;
-        memcpy(base + (size_t)dst * e->kv[i].block_bytes, base + (size_t)src * e->kv[i].block_bytes,
-               e->kv[i].block_bytes);
-    }
+    for (int32_t i = 0; i < e->plan.n_kv_layers && src != dst; i++)
+        memcpy(block_part(e, i, dst), block_part(e, i, src), e->kv[i].block_bytes);
+    return 0;
+}
+
+int64_t mt_engine_block_bytes(const mt_engine *e) {
+    size_t n_bytes = 0;
+    for (int32_t i = 0; i < e->plan.n_kv_layers; i++) n_bytes += e->kv[i].block_bytes;
+    return (int64_t)n_bytes;
+}
+
+int32_t mt_engine_read_block(const mt_engine *e, int32_t block, uint8_t *out, char *err) {
+    if (!has_block(e, block))
+        return mt_fail(err, "cannot read block %d, the pool has %d", block, e->n_blocks);
+    for (int32_t i = 0; i < e->plan.n_kv_layers; out += e->kv[i++].block_bytes)
+        memcpy(out, block_part(e, i, block), e->kv[i].block_bytes);
+    return 0;
+}
+
+int32_t mt_engine_write_block(mt_engine *e, int32_t block, const uint8_t *in, char *err) {
+    if (!has_block(e, block))
+        return mt_fail(err, "cannot write block %d, the pool has %d", block, e->n_blocks);
+    for (int32_t i = 0; i < e->plan.n_kv_layers; in += e->kv[i++].block_bytes)
+        memcpy(block_part(e, i, block), in, e->kv[i].block_bytes);
     return 0;
 }
 

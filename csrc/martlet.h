@@ -89,6 +89,10 @@ typedef struct mt_buffer {
     int64_t row_bytes; /* stride between rows */
 } mt_buffer;
 
+enum mt_tensor_flag {
+    MT_TENSOR_MAPPED = 1 /* data is a clean map of a file: its pages may go once they are packed */
+};
+
 /* One weight as it stands in the file: rows x cols, blocks along cols. */
 typedef struct mt_tensor {
     int32_t format;
@@ -165,6 +169,10 @@ int32_t mt_isa_best(void);
 mt_engine *mt_engine_create(const mt_plan *plan, const mt_options *options, char *err);
 int32_t mt_engine_run(mt_engine *engine, const mt_step *step, char *err);
 int32_t mt_engine_copy_block(mt_engine *engine, int32_t src, int32_t dst, char *err);
+/* Keys and values of one block in all layers, in the layout of this build: mt_engine_block_bytes. */
+int64_t mt_engine_block_bytes(const mt_engine *engine);
+int32_t mt_engine_read_block(const mt_engine *engine, int32_t block, uint8_t *out, char *err);
+int32_t mt_engine_write_block(mt_engine *engine, int32_t block, const uint8_t *in, char *err);
 void mt_engine_info(const mt_engine *engine, mt_info *info);
 /* Nanoseconds that thread 0 spent in each op so far, barrier included: ns[n_ops] of the plan. */
 void mt_engine_profile(const mt_engine *engine, int64_t *ns);
@@ -197,6 +205,11 @@ MT_API int32_t mt_isa_best(void);
 MT_API mt_engine *mt_engine_create(const mt_plan *plan, const mt_options *options, char *err);
 MT_API int32_t mt_engine_run(mt_engine *engine, const mt_step *step, char *err);
 MT_API int32_t mt_engine_copy_block(mt_engine *engine, int32_t src, int32_t dst, char *err);
+MT_API int64_t mt_engine_block_bytes(const mt_engine *engine);
+MT_API int32_t mt_engine_read_block(const mt_engine *engine, int32_t block, uint8_t *out,
+                                    char *err);
+MT_API int32_t mt_engine_write_block(mt_engine *engine, int32_t block, const uint8_t *in,
+                                     char *err);
 MT_API void mt_engine_info(const mt_engine *engine, mt_info *info);
 MT_API void mt_engine_profile(const mt_engine *engine, int64_t *ns);
 MT_API void mt_engine_free(mt_engine *engine);

@@ -8,8 +8,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__linux__) && !defined(MT_PLAIN_MEMORY)
+#if defined(__linux__)
 #include <sys/mman.h>
+#endif
+
+#if defined(__linux__) && !defined(MT_PLAIN_MEMORY)
 
 enum { HUGE_PAGE = 2 << 20 };
 
@@ -42,5 +45,21 @@ void *mt_big_alloc(size_t n_bytes) {
 void mt_big_free(void *p, size_t n_bytes) {
     (void)n_bytes;
     free(p);
+}
+#endif
+
+#if defined(__linux__)
+#include <unistd.h>
+
+void mt_drop_pages(const void *p, size_t n_bytes) {
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    const uintptr_t start = ((uintptr_t)p + page - 1) / page * page;
+    const uintptr_t end = ((uintptr_t)p + n_bytes) / page * page;
+    if (start < end) madvise((void *)start, end - start, MADV_DONTNEED);
+}
+#else
+void mt_drop_pages(const void *p, size_t n_bytes) {
+    (void)p; /* the system takes clean pages back on its own */
+    (void)n_bytes;
 }
 #endif

@@ -8,4 +8,7 @@
 void *mt_big_alloc(size_t n_bytes);
 void mt_big_free(void *p, size_t n_bytes);
 
+/* Gives back the whole pages inside a clean file map. Anything else would lose its contents. */
+void mt_drop_pages(const void *p, size_t n_bytes);
+
 #endif

@@ -113,29 +113,31 @@ static void read_block(const mt_layout *f, const uint8_t *row, int64_t block, ra
         read_super(f->format, row + block / 8 * f->raw_bytes, (int)(block & 7), b);
 }
 
-/* Position of a column inside a half's vectors, see formats.h. */
+static void put_word(uint8_t *out, int row, uint32_t word) { memcpy(out + row % 16 * 4, &word, 4); }
+
+/* The 32 codes of a row go to its lane of the vectors that formats.h draws. One word holds the four
+ * columns of a group, so every group takes one shift and one mask. */
 static void put_codes(int kind, const uint8_t *code, int row, uint8_t *out) {
-    const int half = row / 16, lane = row % 16;
-    for (int i = 0; i < 32; i++) {
-        const int group = i / 4, byte = lane * 4 + i % 4;
-        const uint8_t c = code[i];
-        uint8_t *n4 = out + half * 256 + (group & 3) * 64 + byte;
-        uint8_t *p2 = out + half * 128 + group / 4 * 64 + byte;
-        switch (kind) {
-        case MT_CODES_B8: out[half * 512 + group * 64 + byte] = c; break;
-        case MT_CODES_P2: *p2 |= (uint8_t)(c << 2 * (group & 3)); break;
-        case MT_CODES_P2H1:
-            *p2 |= (uint8_t)((c & 3) << 2 * (group & 3));
-            out[256 + half * 64 + byte] |= (uint8_t)(c >> 2 << group);
-            break;
-        default:
-            *n4 |= (uint8_t)((c & 15) << (group < 4 ? 0 : 4));
-            if (kind == MT_CODES_N4H1) out[512 + half * 64 + byte] |= (uint8_t)(c >> 4 << group);
-            if (kind == MT_CODES_N4P2)
-                out[512 + half * 128 + group / 4 * 64 + byte] |=
-                    (uint8_t)(c >> 4 << 2 * (group & 3));
-        }
+    const int half = row / 16;
+    uint32_t w[8], bits = 0, pairs[2] = {0, 0};
+    memcpy(w, code, sizeof w);
+    const int pair_bit = kind == MT_CODES_N4P2 ? 4 : 0; /* where the two bits of P2 stand */
+    const int high_bit = kind == MT_CODES_N4H1 ? 4 : 2; /* and the one of H1 */
+    for (int g = 0; g < 8; g++) {
+        bits |= (w[g] >> high_bit & 0x01010101u) << g;
+        pairs[g / 4] |= (w[g] >> pair_bit & 0x03030303u) << 2 * (g & 3);
     }
+    if (kind == MT_CODES_B8)
+        for (int g = 0; g < 8; g++) put_word(out + half * 512 + g * 64, row, w[g]);
+    if (kind == MT_CODES_N4 || kind == MT_CODES_N4H1 || kind == MT_CODES_N4P2)
+        for (int g = 0; g < 4; g++)
+            put_word(out + half * 256 + g * 64, row,
+                     (w[g] & 0x0f0f0f0fu) | (w[g + 4] & 0x0f0f0f0fu) << 4);
+    uint8_t *planes = kind == MT_CODES_N4P2 ? out + 512 : out;
+    if (kind == MT_CODES_N4P2 || kind == MT_CODES_P2 || kind == MT_CODES_P2H1)
+        for (int p = 0; p < 2; p++) put_word(planes + half * 128 + p * 64, row, pairs[p]);
+    if (kind == MT_CODES_N4H1) put_word(out + 512 + half * 64, row, bits);
+    if (kind == MT_CODES_P2H1) put_word(out + 256 + half * 64, row, bits);
 }
 
 static void put_scales(const mt_layout *f, const raw_block *b, int row, uint8_t *scale,

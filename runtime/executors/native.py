@@ -7,6 +7,7 @@ Must not know: models, scheduler, or how C computes an op.
 from __future__ import annotations
 
 import importlib.resources
+import mmap
 import os
 import re
 from collections.abc import Iterator
@@ -177,6 +178,20 @@ class NativeExecutor:
     def copy_block(self, src: int, dst: int) -> None:
         self._check(self._lib.mt_engine_copy_block(self._live(), src, dst, self._error))
 
+    def read_block(self, block: int) -> bytes:
+        """Keys and values of one block in all layers, in this build's own layout."""
+        data = self._ffi.new("uint8_t[]", self._lib.mt_engine_block_bytes(self._live()))
+        self._check(self._lib.mt_engine_read_block(self._live(), block, data, self._error))
+        return bytes(self._ffi.buffer(data))
+
+    def write_block(self, block: int, data: bytes) -> None:
+        """Puts back what read_block gave on the same build, plan and cache type."""
+        expected = self._lib.mt_engine_block_bytes(self._live())
+        if len(data) != expected:
+            raise ModelError(f"a block has {expected} bytes, not {len(data)}")
+        pointer = self._ffi.from_buffer("uint8_t[]", data)
+        self._check(self._lib.mt_engine_write_block(self._live(), block, pointer, self._error))
+
     def op_seconds(self) -> np.ndarray:
         """Seconds spent in each op of the plan so far, (n_ops); zeros unless asked to profile."""
         ns = np.zeros(self._n_ops, np.int64)
@@ -204,6 +219,7 @@ class NativeExecutor:
             fmt, values = _tensor_bytes(tensor, weights)
             data = cast(values)
             record.format, record.n_bytes, record.data = fmt, values.nbytes, data
+            record.flags = self._lib.MT_TENSOR_MAPPED if _is_file_map(values) else 0
             record.rows = tensor.shape[0] if len(tensor.shape) == 2 else 1
             record.cols = tensor.shape[-1]
             keep += [values, data]
@@ -245,6 +261,18 @@ def _check_lengths(step: Step) -> None:
         raise ModelError(f"the step has {n_rows} tokens, but {len(step.positions)} positions")
     if len(step.seq_start) != n_seqs + 1:
         raise ModelError(f"the step has {n_seqs} block tables, but {len(step.seq_start)} starts")
+
+
+def _is_file_map(values: np.ndarray) -> bool:
+    """Whether the array is a read-only view of a mapped file."""
+    base: object = values
+    while isinstance(base, np.ndarray):
+        if base.flags.writeable:
+            return False
+        base = base.base
+    while isinstance(base, memoryview):
+        base = base.obj
+    return isinstance(base, mmap.mmap)
 
 
 def _tensor_bytes(tensor: PlanTensor, weights: WeightSource) -> tuple[int, np.ndarray]:
