@@ -95,10 +95,12 @@ class Engine:
         request_id: str | None = None,
         constraint: Constraint | None = None,
         cache_salt: bytes = b"",
+        reads_cache: bool = True,
     ) -> Request:
         """Accepts a request or raises RequestError, ContextTooLong or QueueFull at once.
 
-        on_event is called from the engine thread and must return quickly.
+        cache_salt: prefixes are shared among requests of one salt. reads_cache False computes every
+        row of the prompt. on_event is called from the engine thread and must return quickly.
         """
         arrived_ns = time.monotonic_ns()
         prompt = checked_prompt(prompt_ids, params, vocab_size=self._tokenizer.vocab_size)
@@ -122,6 +124,7 @@ class Engine:
                 table=BlockTable(salt=cache_salt),
                 arrived_ns=arrived_ns,
                 constraint=constraint,
+                reads_cache=reads_cache,
             )
 
         return self._mailbox.post(request_id, make)
@@ -141,7 +144,7 @@ class Engine:
             blocks_cached=pool.n_cached,
             tokens_prefilled=counts.prefilled,
             tokens_decoded=counts.decoded,
-            tokens_cached=counts.cached,
+            tokens_cached=self.scheduler.n_cached_tokens,
             tokens_recomputed=counts.recomputed,
             steps=counts.steps,
             preemptions=self.scheduler.n_preemptions,
@@ -215,7 +218,6 @@ class Engine:
         for item in granted:
             if item.request.scheduled_ns is None:
                 item.request.scheduled_ns = now_ns
-                self._counts.cached += item.request.n_cached
 
     def _advance(self, request: Request, logits: Logits) -> None:
         """Draws one token and tells the owner; logits (vocab_size,) without padding entries."""

@@ -1,7 +1,7 @@
 """Bookkeeping of the paged KV pool: who holds which block, and which blocks hold known prefixes.
 
-Owns: reference counts, the free list, the prefix index. Must not know: keys and values (executor),
-requests, rows. The scheduler is the only caller that changes it.
+Owns: reference counts, the free list, what enters and leaves the prefix index. Must not know: keys
+and values (executor), requests, rows. The scheduler is the only caller that changes it.
 
 A block is in one of three conditions:
 
@@ -21,33 +21,15 @@ gives back its own: the bits are the same by the law of row independence.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-
-import numpy as np
-import numpy.typing as npt
 
 from .errors import ModelError
 from .free_list import FreeList
+from .prefix_index import HashBlock, Key, Miss, Prefix, PrefixIndex, TokenIds, blake2b_chain
 
-TokenIds = npt.NDArray[np.int32]
-HashBlock = Callable[[bytes, bytes], bytes]
-
-
-def blake2b_chain(parent: bytes, content: bytes) -> bytes:
-    return hashlib.blake2b(content, key=parent, digest_size=32, person=b"martlet-kv").digest()
-
-
-@dataclass(frozen=True, eq=False)
-class Prefix:
-    """A registered block: the end of one exact token sequence from position 0."""
-
-    digest: bytes
-    parent: Prefix | None
-    content: bytes
-    """Its own token ids (block_tokens int32), and the salt in front of the first block's."""
-    block: int
+Frontier = tuple[Prefix | None, bytes]
+"""The block a sequence needs next: the known prefix before it, and its content."""
 
 
 @dataclass
@@ -61,6 +43,8 @@ class BlockTable:
     """Leading blocks that are known to the prefix index."""
     last: Prefix | None = None
     """The prefix that ends with block n_registered - 1."""
+    keys: list[Key] = field(default_factory=list)
+    """Of the sequence's full blocks, as far as they were asked for; tokens never change."""
 
 
 class BlockPool:
@@ -81,11 +65,9 @@ class BlockPool:
         self.n_blocks = n_blocks
         self.block_tokens = block_tokens
         self.prefix_reuse = prefix_reuse
-        self._root = hashlib.blake2b(fingerprint, digest_size=32).digest()
-        self._hash_block = hash_block
         self._references = [0] * n_blocks
         self._prefixes: list[Prefix | None] = [None] * n_blocks
-        self._index: dict[bytes, Prefix] = {}
+        self._index = PrefixIndex(block_tokens, fingerprint, hash_block, 4 * n_blocks)
         self._free = FreeList(n_blocks)
         self._n_cached = 0
 
@@ -111,20 +93,45 @@ class BlockPool:
         return -(-n_tokens // self.block_tokens)
 
     def attach_prefix(self, table: BlockTable, tokens: TokenIds) -> int:
-        """Gives an empty table the cached blocks `tokens` starts with; returns tokens covered.
+        """Gives the table the known blocks its tokens go on with; returns the tokens covered.
 
-        The last token is never covered: it must be computed, or there would be no logits.
+        Blocks it has not computed yet are given back for them. The last token is never covered: it
+        must be computed, or there would be no logits.
         """
-        assert not table.blocks, "attach_prefix needs an empty table"
-        for place in range((len(tokens) - 1) // self.block_tokens if self.prefix_reuse else 0):
-            digest, content = self._key(table, tokens, place)
-            prefix = self._index.get(digest)
-            if prefix is None or not _is_same(prefix, table.last, content):
+        for place in range(table.n_registered, self._n_reusable(tokens)):
+            known = self._index.find(self._key(table, tokens, place), table.last)
+            if known is None:
                 break
-            self._hold(prefix.block)
-            table.blocks.append(prefix.block)
-            table.n_registered, table.last = place + 1, prefix
-        return len(table.blocks) * self.block_tokens
+            if place < len(table.blocks):
+                self._swap(table, place, known.block)
+            else:
+                self._hold(known.block)
+                table.blocks.append(known.block)
+            table.n_registered, table.last = place + 1, known
+        return table.n_registered * self.block_tokens
+
+    def frontier(self, table: BlockTable, tokens: TokenIds, n_tokens: int) -> Frontier | None:
+        """The first of the full blocks of n_tokens that nobody has computed; changes nothing."""
+        parent = table.last
+        n_full = n_tokens // self.block_tokens if self.prefix_reuse else 0
+        for place in range(table.n_registered, n_full):
+            key = self._key(table, tokens, place)
+            known = self._index.find(key, parent)
+            if known is None:
+                return parent, key.content
+            parent = known
+        return None
+
+    def why_missing(self, table: BlockTable, tokens: TokenIds) -> Miss | None:
+        """Why attach_prefix ended where it did; None when it has covered all it may."""
+        at_token = table.n_registered * self.block_tokens
+        if not self.prefix_reuse:
+            return Miss("off", at_token)
+        n_reusable = self._n_reusable(tokens)
+        if table.n_registered == n_reusable:
+            return None if n_reusable else Miss("too_short", 0)
+        key = self._key(table, tokens, table.n_registered)
+        return Miss(self._index.why_missing(key, table.last), at_token)
 
     def grow(self, table: BlockTable, n_tokens: int) -> bool:
         """Adds blocks until n_tokens fit; False, with nothing changed, if too few are free."""
@@ -143,15 +150,16 @@ class BlockPool:
         if not self.prefix_reuse:
             return
         for place in range(table.n_registered, n_final // self.block_tokens):
-            digest, content = self._key(table, tokens, place)
-            known = self._index.get(digest)
-            if known is None:
-                known = Prefix(digest, table.last, content, table.blocks[place])
-                self._index[digest] = self._prefixes[known.block] = known
-            elif not _is_same(known, table.last, content):
+            key = self._key(table, tokens, place)
+            known = self._index.find(key, table.last)
+            if known is not None:
+                self._swap(table, place, known.block)
+            elif self._index.has_digest(key):
                 return  # another sequence with this hash is in the index: leave both alone
             else:
-                self._swap(table, place, known.block)
+                known = Prefix(key.digest, table.last, key.content, table.blocks[place])
+                self._prefixes[known.block] = known
+                self._index.add(known)
             table.n_registered, table.last = place + 1, known
 
     def release(self, table: BlockTable) -> None:
@@ -189,17 +197,15 @@ class BlockPool:
         assert is_cached == sorted(is_cached), "an empty block behind a cached one"
         assert sum(is_cached) == self._n_cached
         assert len(self._index) == sum(p is not None for p in self._prefixes)
-        for digest, prefix in self._index.items():
-            assert prefix.digest == digest
+        for prefix in self._index:
             assert self._prefixes[prefix.block] is prefix
-            parent = prefix.parent
-            assert parent is None or self._index.get(parent.digest) is parent, "orphaned prefix"
+        self._index.check()
 
-    def _key(self, table: BlockTable, tokens: TokenIds, place: int) -> tuple[bytes, bytes]:
-        start = place * self.block_tokens
-        own = np.asarray(tokens[start : start + self.block_tokens], "<i4").tobytes()
-        content = table.salt + own if place == 0 else own
-        return self._hash_block(table.last.digest if table.last else self._root, content), content
+    def _n_reusable(self, tokens: TokenIds) -> int:
+        return (len(tokens) - 1) // self.block_tokens if self.prefix_reuse else 0
+
+    def _key(self, table: BlockTable, tokens: TokenIds, place: int) -> Key:
+        return self._index.key(table.keys, table.salt, tokens, place)
 
     def _swap(self, table: BlockTable, place: int, block: int) -> None:
         own = table.blocks[place]
@@ -226,12 +232,6 @@ class BlockPool:
     def _forget(self, block: int) -> None:
         prefix = self._prefixes[block]
         if prefix is not None:
-            del self._index[prefix.digest]
+            self._index.evict(prefix)
             self._prefixes[block] = None
             self._n_cached -= 1
-
-
-def _is_same(prefix: Prefix, parent: Prefix | None, content: bytes) -> bool:
-    """A hash is only a hint: the tokens must be equal, and so, by way of the parents, must be
-    all tokens before them. The parent is compared by identity, being compared itself already."""
-    return prefix.parent is parent and prefix.content == content

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from .events import Event, Timings
 from .kv_blocks import BlockTable
+from .prefix_index import Miss
 from .sampling_params import SamplingParams
 from .textstream import TextStream
 
@@ -57,6 +58,8 @@ class Request:
     table: BlockTable
     arrived_ns: int
     constraint: Constraint | None = None
+    reads_cache: bool = True
+    """False computes every row, as reports on the prompt's own rows need."""
 
     state: State = State.WAITING
     n_tokens: int = field(init=False)
@@ -64,6 +67,8 @@ class Request:
     n_ever_computed: int = 0
     """Highest n_computed so far: rows below it are recomputed after a preemption."""
     n_cached: int = 0
+    miss: Miss | None = None
+    """Why the prefix hit ended where it did; None before admission and for a whole hit."""
     n_preempted: int = 0
     scheduled_ns: int | None = None
     first_token_ns: int | None = None

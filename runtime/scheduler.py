@@ -12,14 +12,19 @@ Why every request finishes: the oldest one is never preempted for another, and `
 refuses what would not fit the pool alone. Blocks for all owned tokens are granted at admission, and
 some must be left over for those already running; a request that was just preempted therefore does
 not come back only to be preempted again.
+
+A common prefix is computed once: a waiting request whose next block a running one is about to
+compute stays in the queue, holding nothing, and others may pass it. It waits for running requests
+only, and those always move; when the one it follows ends or is preempted, it goes on by itself.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from .kv_blocks import BlockPool
+from .kv_blocks import BlockPool, Frontier
+from .prefix_index import Miss
 from .request import Request, Scheduled, State
 
 
@@ -32,8 +37,9 @@ class Scheduler:
         self.waiting: list[Request] = []  # both in order of priority
         self.running: list[Request] = []
         self.n_preemptions = 0
-        # (free blocks, running requests) when the first waiting request last did not fit.
-        self._no_fit: tuple[int, int] | None = None
+        self.n_cached_tokens = 0
+        # Who did not fit last, with how many blocks free and how many requests running.
+        self._no_fit: tuple[Request, int, int] | None = None
 
     def add(self, request: Request) -> None:
         request.state = State.WAITING
@@ -51,6 +57,9 @@ class Scheduler:
     def schedule(self) -> list[Scheduled]:
         """Rows for the next step; empty only if there is no request."""
         self._make_room_for_decodes()
+        for request in self.running:
+            if request.n_pending > 1:
+                self._take_known(request)
         self._admit()
         budget, granted = self.step_rows, []
         for request in sorted(self.running, key=lambda r: (r.n_pending > 1, r.priority)):
@@ -103,37 +112,72 @@ class Scheduler:
         self.add(request)
 
     def _admit(self) -> None:
-        while self.waiting and len(self.running) < self.max_running:
-            request = self.waiting[0]
+        coming = set(self._coming_blocks())
+        for request in list(self.waiting):
+            if len(self.running) == self.max_running:
+                return
+            if coming and self._next_block(request) in coming:
+                continue
             if not self._fits(request):
-                break
+                return
             self.waiting.remove(request)
             request.state = State.RUNNING
             insort(self.running, request, key=_priority)
+            coming.update(self._coming_blocks([request]))
+
+    def _coming_blocks(self, requests: Iterable[Request] | None = None) -> Iterator[Frontier]:
+        """The block each running request computes next, where it owns all its tokens already."""
+        for request in self.running if requests is None else requests:
+            table, done = request.table, request.n_computed // self.pool.block_tokens
+            if request.n_pending > 1 and table.n_registered == done:
+                frontier = self.pool.frontier(table, request.tokens, request.n_tokens)
+                if frontier:
+                    yield frontier
+
+    def _next_block(self, request: Request) -> Frontier | None:
+        """The block it would compute first; None if that is the one with its last token, which
+        it must compute in any case."""
+        if not request.reads_cache:
+            return None
+        return self.pool.frontier(request.table, request.tokens, request.n_tokens - 1)
+
+    def _take_known(self, request: Request) -> None:
+        """Blocks that are known by now, its own from before a preemption or those of others."""
+        if not request.reads_cache:
+            return
+        n_known = self.pool.attach_prefix(request.table, request.tokens)
+        n_gained = max(0, n_known - request.n_computed)
+        request.n_computed += n_gained
+        if request.n_preempted == 0:
+            request.n_cached += n_gained
+            self.n_cached_tokens += n_gained
 
     def _fits(self, request: Request) -> bool:
         """Takes blocks for all owned tokens, cached ones first; False and none if too few."""
-        now = (self.pool.n_free, len(self.running))
-        if (
-            self._no_fit
-            and self.running
-            and now[0] <= self._no_fit[0]
-            and now[1] >= self._no_fit[1]
-        ):
-            return False  # nothing was freed since: do not hash a long prompt again in every step
-        n_cached = self.pool.attach_prefix(request.table, request.tokens)
+        n_free, n_running = self.pool.n_free, len(self.running)
+        if self._no_fit and self.running:
+            tried, had_free, had_running = self._no_fit
+            if request is tried and n_free <= had_free and n_running >= had_running:
+                return False  # nothing was freed since: do not look a long prompt up every step
+        if request.reads_cache:
+            self.pool.attach_prefix(request.table, request.tokens)
         n_new = self.pool.blocks_for(request.n_tokens) - len(request.table.blocks)
         # One block to spare for each running request, so that it need not preempt soon.
-        if n_new + len(self.running) > self.pool.n_free:
+        if n_new + n_running > self.pool.n_free:
             self.pool.release(request.table)
-            self._no_fit = now
+            self._no_fit = (request, n_free, n_running)
             return False
-        self.pool.grow(request.table, request.n_tokens)
-        request.n_computed = n_cached
         if request.n_preempted == 0:
-            request.n_cached = n_cached
+            request.miss = self._miss(request)
+        self._take_known(request)
+        self.pool.grow(request.table, request.n_tokens)
         self._no_fit = None
         return True
+
+    def _miss(self, request: Request) -> Miss | None:
+        if self.pool.prefix_reuse and not request.reads_cache:
+            return Miss("bypassed", 0)
+        return self.pool.why_missing(request.table, request.tokens)
 
 
 def _priority(request: Request) -> int:

@@ -43,7 +43,6 @@ class Counts:
 
     prefilled: int = 0
     decoded: int = 0
-    cached: int = 0
     recomputed: int = 0
     steps: int = 0
     finished: dict[FinishReason, int] = field(

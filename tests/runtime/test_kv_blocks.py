@@ -152,9 +152,8 @@ def test_colliding_hashes_never_join_different_prefixes(n_digests: int) -> None:
     pool.check([first, second])
     pool.release(first)
     pool.release(second)
-    again = BlockTable()
-    assert pool.attach_prefix(again, b) == 0, "the index holds the other sequence"
-    assert pool.attach_prefix(again, a) > 0
+    assert pool.attach_prefix(BlockTable(), b) == 0, "the index holds the other sequence"
+    assert pool.attach_prefix(BlockTable(), a) > 0
 
 
 def test_salts_and_fingerprints_keep_equal_tokens_apart() -> None:
