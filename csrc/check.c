@@ -201,7 +201,7 @@ static int32_t check_options(const mt_options *o, char *err) {
                        o->n_blocks, o->block_tokens, MAX_POOL_TOKENS);
     if (o->n_threads < 1 || o->n_threads > MAX_THREADS)
         return mt_fail(err, "%d threads: use 1 to %d", o->n_threads, MAX_THREADS);
-    if (o->kv_type != MT_KV_F16 && o->kv_type != MT_KV_F32)
+    if (o->kv_type < MT_KV_F16 || o->kv_type > MT_KV_Q8_0)
         return mt_fail(err, "KV type %d is unknown", o->kv_type);
     return 0;
 }

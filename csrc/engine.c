@@ -98,13 +98,18 @@ static int32_t load_weights(mt_engine *e, const mt_plan *p, char *err) {
 /* -- KV pool, arena, scratch ------------------------------------------------------------------- */
 
 static int32_t load_kv(mt_engine *e, const mt_plan *p, char *err) {
-    const size_t width = e->kv_type == MT_KV_F16 ? 2 : 4, tokens = (size_t)e->block_tokens;
+    const size_t width = mt_kv_width(e->kv_type), tokens = (size_t)e->block_tokens;
+    const size_t scale = e->kv_type == MT_KV_Q8_0 ? 2 : 0;
     for (int32_t i = 0; i < p->n_kv_layers; i++) {
         mt_kv_region *r = &e->kv[i];
         r->shape = p->kv_layers[i];
         r->v_stride = (r->shape.value_dim + 15) / 16 * 16;
         r->v_offset_bytes = tokens * (size_t)r->shape.head_dim * width;
-        r->head_bytes = aligned(r->v_offset_bytes + tokens * (size_t)r->v_stride * width);
+        r->k_scales_bytes = r->v_offset_bytes + tokens * (size_t)r->v_stride * width;
+        r->v_scales_bytes =
+            r->k_scales_bytes + tokens * (size_t)mt_kv_scales(r->shape.head_dim) * scale;
+        r->head_bytes =
+            aligned(r->v_scales_bytes + tokens * (size_t)mt_kv_scales(r->shape.value_dim) * scale);
         r->block_bytes = r->head_bytes * (size_t)r->shape.kv_heads;
         r->offset = e->kv_bytes;
         e->kv_bytes += r->block_bytes * (size_t)e->n_blocks;

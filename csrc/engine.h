@@ -35,6 +35,7 @@ typedef struct mt_kv_region {
     size_t block_bytes; /* all heads of one block */
     size_t head_bytes;
     size_t v_offset_bytes;
+    size_t k_scales_bytes, v_scales_bytes; /* as in mt_kv_view */
     int32_t v_stride;
 } mt_kv_region;
 

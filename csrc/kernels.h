@@ -8,6 +8,11 @@
 enum { MT_DIRECT_COLS = 6 }; /* of the widest tile */
 enum { MT_SPLIT = 256 };     /* positions of one attention split, aligned at absolute multiples */
 
+static inline size_t mt_kv_width(int type) {
+    return type == MT_KV_F16 ? 2 : type == MT_KV_F32 ? 4 : 1;
+}
+static inline int mt_kv_scales(int dim) { return (dim + 31) / 32; }
+
 /* How keys and values of one layer lie in a block of the pool, in elements:
  * per kv head: K as [token group of 16][head_dim][16 tokens], then V as [token][v_stride]. */
 typedef struct mt_kv_view {
@@ -15,6 +20,8 @@ typedef struct mt_kv_view {
     size_t block_bytes;    /* one block of the layer, all heads */
     size_t head_bytes;     /* one kv head inside it */
     size_t v_offset_bytes; /* V inside a head */
+    size_t k_scales_bytes; /* Q8_0: half-precision scales of K, [group][head_dim / 32][16] */
+    size_t v_scales_bytes; /* and of V, [token][value_dim / 32] */
     int32_t block_tokens;
     int32_t head_dim;
     int32_t value_dim;
@@ -64,7 +71,10 @@ typedef struct mt_kernels {
     /* The first n_rot values of each of `heads` neighbouring heads, by (cos, sin) pairs. */
     void (*rotate)(float *x, int heads, int head_dim, int n_rot, int style, const float *trig);
     void (*add)(const float *x, int n, float *out);
-    void (*store_kv)(const float *x, int n, int type, size_t stride, uint8_t *out);
+    /* Rounds n values of one head to the cache's type, `stride` values apart; for Q8_0 the scale of
+     * every 32 of them goes to `scales`, scale_stride apart. */
+    void (*store_kv)(const float *x, int n, int type, size_t stride, uint8_t *out,
+                     size_t scale_stride, uint16_t *scales);
 
     /* One split of positions: for each query vector r the maximum m[r], the sum l[r] of
      * exp(score - m) and the weighted values o[r][v_stride]; l = 0 where nothing is visible.

@@ -15,27 +15,40 @@ enum { FEW_ROWS = 6, FEW_DVECS = 4, MANY_ROWS = 12, MANY_DVECS = 2 };
 enum { FEW_ROWS = ATTN_ROWS, FEW_DVECS = 2, MANY_ROWS = ATTN_ROWS, MANY_DVECS = 2 };
 #endif
 
+/* 16 keys or values as floats; the integers of Q8_0 are still to be multiplied by their scale. */
 ALWAYS_INLINE vf load_kv(const uint8_t *p, int type, size_t at) {
-    return type == MT_KV_F16 ? vf_load_f16((const uint16_t *)(const void *)p + at)
-                             : vf_load((const float *)(const void *)p + at);
+    if (type == MT_KV_F16) return vf_load_f16((const uint16_t *)(const void *)p + at);
+    if (type == MT_KV_F32) return vf_load((const float *)(const void *)p + at);
+    return vf_load_i8(p + at);
 }
 
 static inline const uint8_t *kv_block(const mt_kv_view *kv, int32_t position) {
     return kv->base + (size_t)kv->blocks[position / kv->block_tokens] * kv->block_bytes;
 }
-static inline const uint8_t *key_group(const mt_kv_view *kv, int32_t position) {
-    const size_t width = kv->type == MT_KV_F16 ? 2 : 4;
+
+/* The keys of 16 positions, [head_dim][16], and for Q8_0 their scales, [head_dim / 32][16]. */
+typedef struct {
+    const uint8_t *keys;
+    const uint16_t *scales;
+} key_group;
+
+static inline key_group key_group_at(const mt_kv_view *kv, int32_t position) {
+    const uint8_t *block = kv_block(kv, position);
     const size_t group = (size_t)(position % kv->block_tokens) / 16;
-    return kv_block(kv, position) + group * (size_t)kv->head_dim * 16 * width;
+    const size_t group_bytes = (size_t)kv->head_dim * 16 * mt_kv_width(kv->type);
+    const uint16_t *scales = (const uint16_t *)(const void *)(block + kv->k_scales_bytes);
+    return (key_group){block + group * group_bytes,
+                       scales + group * (size_t)mt_kv_scales(kv->head_dim) * 16};
 }
-static inline const uint8_t *value_row(const mt_kv_view *kv, int32_t position) {
-    const size_t width = kv->type == MT_KV_F16 ? 2 : 4;
-    return kv_block(kv, position) + kv->v_offset_bytes +
-           (size_t)(position % kv->block_tokens) * (size_t)kv->v_stride * width;
+
+/* Dimension d of the group. q * scale is exact in float, so converting early or late is the same. */
+ALWAYS_INLINE vf load_keys(key_group group, int type, int d) {
+    const vf k = load_kv(group.keys, type, (size_t)d * 16);
+    return type == MT_KV_Q8_0 ? vf_mul(k, vf_load_f16(group.scales + d / 32 * 16)) : k;
 }
 
 /* Scores of `n` query vectors against `groups` groups of 16 keys. */
-ALWAYS_INLINE void score_tile(int n, int groups, int type, const uint8_t *const *keys, int head_dim,
+ALWAYS_INLINE void score_tile(int n, int groups, int type, const key_group *keys, int head_dim,
                               const float *const *q, vf scale, float *const *out) {
     vf sum[ATTN_ROWS][2];
     for (int r = 0; r < n; r++)
@@ -43,8 +56,8 @@ ALWAYS_INLINE void score_tile(int n, int groups, int type, const uint8_t *const 
     for (int d = 0; d < head_dim; d++) {
         vf k[2];
         for (int g = 0; g < groups; g++) {
-            k[g] = load_kv(keys[g], type, (size_t)d * 16);
-            if (type == MT_KV_F16) __builtin_prefetch(keys[g] + d * 32 + ATTN_AHEAD, 0, 2);
+            k[g] = load_keys(keys[g], type, d);
+            if (type == MT_KV_F16) __builtin_prefetch(keys[g].keys + d * 32 + ATTN_AHEAD, 0, 2);
         }
         UNROLL(6)
         for (int r = 0; r < n; r++)
@@ -68,42 +81,50 @@ ALWAYS_INLINE void score_tile(int n, int groups, int type, const uint8_t *const 
         else                                                                                       \
             score_tile(n, 1, type, keys, head_dim, q, scale, out);                                 \
         break;
-static void score_f16(int n, int groups, const uint8_t *const *keys, int head_dim,
-                      const float *const *q, vf scale, float *const *out) {
-    enum { type = MT_KV_F16 };
-    switch (n) { SCORE_ROWS(SCORE_CASE) }
-}
-static void score_f32(int n, int groups, const uint8_t *const *keys, int head_dim,
-                      const float *const *q, vf scale, float *const *out) {
-    enum { type = MT_KV_F32 };
-    switch (n) { SCORE_ROWS(SCORE_CASE) }
+#define SCORE_FUNCTION(name, kv_type)                                                              \
+    static void name(int n, int groups, const key_group *keys, int head_dim,                       \
+                     const float *const *q, vf scale, float *const *out) {                         \
+        enum { type = kv_type };                                                                   \
+        switch (n) { SCORE_ROWS(SCORE_CASE) }                                                      \
+    }
+SCORE_FUNCTION(score_f16, MT_KV_F16)
+SCORE_FUNCTION(score_f32, MT_KV_F32)
+SCORE_FUNCTION(score_q8_0, MT_KV_Q8_0)
+
+/* The group as floats, in memory: worth it where many rows read it. */
+static key_group widen(key_group group, int type, int head_dim, float *wide) {
+    for (int d = 0; d < head_dim; d++)
+        vf_store(wide + (size_t)d * 16, type == MT_KV_F16 ? load_keys(group, MT_KV_F16, d)
+                                                          : load_keys(group, MT_KV_Q8_0, d));
+    return (key_group){(const uint8_t *)wide, NULL};
 }
 
 /* Scores of all rows for the groups at [first, stop), into scores[r][position - split start]. */
 static void score_range(const mt_kv_view *kv, const mt_attn_rows *rows, int32_t start,
                         int32_t first, int32_t stop, float *scores, float *widened) {
     const vf scale = vf_set1(rows->scale);
-    const int is_f16 = kv->type == MT_KV_F16, widens = is_f16 && rows->n > ATTN_ROWS;
+    const int widens = kv->type != MT_KV_F32 && rows->n > ATTN_ROWS;
+    const int type = widens ? MT_KV_F32 : kv->type;
     const size_t group_values = (size_t)kv->head_dim * 16;
     for (int32_t at = first, groups; at < stop; at += 16 * groups) {
         groups = at + 16 < stop ? 2 : 1;
-        const uint8_t *keys[2];
+        key_group keys[2];
         for (int g = 0; g < groups; g++) {
-            keys[g] = key_group(kv, at + 16 * g);
-            if (!widens) continue;
-            float *wide = widened + (size_t)g * group_values; /* many rows: convert only once */
-            for (size_t i = 0; i < group_values; i += 16)
-                vf_store(wide + i, load_kv(keys[g], MT_KV_F16, i));
-            keys[g] = (const uint8_t *)wide;
+            keys[g] = key_group_at(kv, at + 16 * g);
+            if (widens)
+                keys[g] =
+                    widen(keys[g], kv->type, kv->head_dim, widened + (size_t)g * group_values);
         }
         for (int r = 0; r < rows->n; r += ATTN_ROWS) {
             const int n = rows->n - r < ATTN_ROWS ? rows->n - r : ATTN_ROWS;
             float *out[ATTN_ROWS];
             for (int i = 0; i < n; i++) out[i] = scores + (size_t)(r + i) * MT_SPLIT + (at - start);
-            if (is_f16 && !widens)
+            if (type == MT_KV_F16)
                 score_f16(n, groups, keys, kv->head_dim, rows->q + r, scale, out);
-            else
+            else if (type == MT_KV_F32)
                 score_f32(n, groups, keys, kv->head_dim, rows->q + r, scale, out);
+            else
+                score_q8_0(n, groups, keys, kv->head_dim, rows->q + r, scale, out);
         }
     }
 }
@@ -129,15 +150,24 @@ ALWAYS_INLINE void value_tile(int n, int dvecs, int type, const mt_kv_view *kv, 
     vf sum[MANY_ROWS][FEW_DVECS];
     for (int r = 0; r < n; r++)
         for (int j = 0; j < dvecs; j++) sum[r][j] = vf_set1(0.0f);
-    const size_t stride = (size_t)kv->v_stride * (type == MT_KV_F16 ? 2 : 4);
+    const size_t stride = (size_t)kv->v_stride * mt_kv_width(type);
+    const size_t n_scales = (size_t)mt_kv_scales(kv->value_dim);
     int32_t at = first;
     while (at < stop) { /* runs of positions inside one block */
-        int32_t run = at - at % kv->block_tokens + kv->block_tokens;
+        const int32_t in_block = at % kv->block_tokens;
+        int32_t run = at - in_block + kv->block_tokens;
         if (run > stop) run = stop;
-        const uint8_t *v = value_row(kv, at);
-        for (; at < run; at++, v += stride) {
+        const uint8_t *block = kv_block(kv, at);
+        const uint8_t *v = block + kv->v_offset_bytes + (size_t)in_block * stride;
+        const uint16_t *scales = (const uint16_t *)(const void *)(block + kv->v_scales_bytes) +
+                                 (size_t)in_block * n_scales;
+        for (; at < run; at++, v += stride, scales += n_scales) {
             vf value[FEW_DVECS];
-            for (int j = 0; j < dvecs; j++) value[j] = load_kv(v, type, (size_t)(d + 16 * j));
+            for (int j = 0; j < dvecs; j++) {
+                value[j] = load_kv(v, type, (size_t)(d + 16 * j));
+                if (type == MT_KV_Q8_0)
+                    value[j] = vf_mul(value[j], vf_set1(f16_to_f32(scales[(d + 16 * j) / 32])));
+            }
             if (type == MT_KV_F16) __builtin_prefetch(v + 2 * d + ATTN_AHEAD, 0, 2);
             UNROLL(12)
             for (int r = 0; r < n; r++) {
@@ -169,6 +199,7 @@ ALWAYS_INLINE void value_tile(int n, int dvecs, int type, const mt_kv_view *kv, 
     }
 VALUE_FUNCTION(value_f16, MT_KV_F16)
 VALUE_FUNCTION(value_f32, MT_KV_F32)
+VALUE_FUNCTION(value_q8_0, MT_KV_Q8_0)
 
 /* o[r] = sum of the weighted values of positions [low, high), for all rows. */
 static void value_range(const mt_kv_view *kv, int n_rows, int32_t start, int32_t low, int32_t high,
@@ -183,8 +214,10 @@ static void value_range(const mt_kv_view *kv, int n_rows, int32_t start, int32_t
             dvecs = is_many ? MANY_DVECS : pieces - piece >= FEW_DVECS ? FEW_DVECS : 1;
             if (kv->type == MT_KV_F16)
                 value_f16(n, dvecs, kv, start, low, high, piece * 16, p, out);
-            else
+            else if (kv->type == MT_KV_F32)
                 value_f32(n, dvecs, kv, start, low, high, piece * 16, p, out);
+            else
+                value_q8_0(n, dvecs, kv, start, low, high, piece * 16, p, out);
         }
     }
 }

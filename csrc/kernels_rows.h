@@ -168,9 +168,36 @@ static void rotate(float *x, int heads, int head_dim, int n_rot, int style, cons
     for (int h = 0; h < heads; h++) rotate_head(x + h * head_dim, n_rot, style, trig);
 }
 
+/* d = amax / 127 rounded to half, q = x / d rounded: what the cache holds is exactly q * d. */
+static void store_q8_0(const float *x, int n, size_t stride, uint8_t *out, size_t scale_stride,
+                       uint16_t *scales) {
+    for (int b = 0; b * 32 < n; b++) {
+        const int count = n - b * 32 < 32 ? n - b * 32 : 32;
+        float part[32] = {0};
+        memcpy(part, x + b * 32, (size_t)count * sizeof(float));
+        const vf x0 = vf_load(part), x1 = vf_load(part + 16);
+        const float amax = vf_hmax(vf_max(vf_abs(x0), vf_abs(x1)));
+        const float wanted = amax / 127.0f;
+        const uint16_t half = f32_to_f16(wanted < 65504.0f ? wanted : 65504.0f);
+        const float d = f16_to_f32(half);
+        const vf inverse = vf_set1(d > 0.0f ? 1.0f / d : 0.0f);
+        const vf low = vf_set1(-127.0f), high = vf_set1(127.0f);
+        int8_t q[32];
+        vi_store_i8(q, vf_round_i32(vf_max(low, vf_min(high, vf_mul(x0, inverse)))));
+        vi_store_i8(q + 16, vf_round_i32(vf_max(low, vf_min(high, vf_mul(x1, inverse)))));
+        for (int l = 0; l < count; l++) out[(size_t)(b * 32 + l) * stride] = (uint8_t)q[l];
+        scales[(size_t)b * scale_stride] = half;
+    }
+}
+
 /* Half precision saturates: an infinite key would poison every later row through 0 * inf. The
  * limits come first in min and max, so that a NaN stays one. */
-static void store_kv(const float *x, int n, int type, size_t stride, uint8_t *out) {
+static void store_kv(const float *x, int n, int type, size_t stride, uint8_t *out,
+                     size_t scale_stride, uint16_t *scales) {
+    if (type == MT_KV_Q8_0) {
+        store_q8_0(x, n, stride, out, scale_stride, scales);
+        return;
+    }
     for (int i = 0; i < n; i += 16) {
         const int count = n - i < 16 ? n - i : 16;
         const vf v = load_part(x + i, count);

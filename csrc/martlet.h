@@ -66,7 +66,8 @@ enum mt_buffer_kind { MT_BUF_F32 = 0, MT_BUF_Q8 = 1 };
 enum mt_row_kind { MT_ROWS_ALL = 0, MT_ROWS_OUT = 1 }; /* rows of the step, or of its logits */
 enum mt_rope_style { MT_ROPE_PAIR = 0, MT_ROPE_HALF = 1 };
 enum mt_activation { MT_ACT_SILU = 0, MT_ACT_GELU_TANH = 1 };
-enum mt_kv_type { MT_KV_F16 = 0, MT_KV_F32 = 1 };
+/* Q8_0: int8 with one half-precision scale per 32 values of a head */
+enum mt_kv_type { MT_KV_F16 = 0, MT_KV_F32 = 1, MT_KV_Q8_0 = 2 };
 
 /* One recorded operation. Which fields an op reads is listed in runtime/ops.py; unused ids are -1. */
 typedef struct mt_op {

@@ -86,16 +86,22 @@ static void store_row_kv(mt_engine *e, const mt_kv_region *kv, int r, const floa
     const int32_t *blocks =
         e->step->block_table + (size_t)e->row_seq[r] * (size_t)e->step->table_width;
     const size_t in_block = (size_t)(position % e->block_tokens);
-    const size_t width = e->kv_type == MT_KV_F16 ? 2 : 4;
+    const size_t width = mt_kv_width(e->kv_type);
     const size_t head_dim = (size_t)kv->shape.head_dim;
     uint8_t *head =
         e->kv_memory + kv->offset + (size_t)blocks[position / e->block_tokens] * kv->block_bytes;
     for (int h = 0; h < kv->shape.kv_heads; h++, head += kv->head_bytes) {
         uint8_t *key = head + (in_block / 16 * head_dim * 16 + in_block % 16) * width;
         uint8_t *value = head + kv->v_offset_bytes + in_block * (size_t)kv->v_stride * width;
-        e->kernels->store_kv(k + (size_t)h * head_dim, kv->shape.head_dim, e->kv_type, 16, key);
-        e->kernels->store_kv(v + h * kv->shape.value_dim, kv->shape.value_dim, e->kv_type, 1,
-                             value);
+        const size_t k_scales = (size_t)mt_kv_scales(kv->shape.head_dim);
+        const size_t v_scales = (size_t)mt_kv_scales(kv->shape.value_dim);
+        uint16_t *k_scale = (uint16_t *)(void *)(head + kv->k_scales_bytes) +
+                            in_block / 16 * k_scales * 16 + in_block % 16;
+        uint16_t *v_scale = (uint16_t *)(void *)(head + kv->v_scales_bytes) + in_block * v_scales;
+        e->kernels->store_kv(k + (size_t)h * head_dim, kv->shape.head_dim, e->kv_type, 16, key, 16,
+                             k_scale);
+        e->kernels->store_kv(v + h * kv->shape.value_dim, kv->shape.value_dim, e->kv_type, 1, value,
+                             1, v_scale);
     }
 }
 

@@ -25,6 +25,8 @@ static void view_item(const mt_engine *e, const mt_op *op, int item, item_view *
         .block_bytes = region->block_bytes,
         .head_bytes = region->head_bytes,
         .v_offset_bytes = region->v_offset_bytes,
+        .k_scales_bytes = region->k_scales_bytes,
+        .v_scales_bytes = region->v_scales_bytes,
         .block_tokens = e->block_tokens,
         .head_dim = region->shape.head_dim,
         .value_dim = region->shape.value_dim,

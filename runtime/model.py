@@ -17,6 +17,7 @@ from .executors import Executor
 from .executors.choice import create_executor
 from .machine import memory
 from .models import record_plan, unused_tensors
+from .ops import KvType
 from .plan import Plan
 from .tokenizer import Tokenizer
 from .weights import DequantizedWeights, StoredWeights, WeightSource
@@ -54,12 +55,14 @@ def load_model(
     block_tokens: int = 32,
     max_rows: int = 256,
     isa: str | None = None,
+    kv_type: KvType = KvType.F16,
     dequantize: bool = False,
 ) -> Model:
     """Opens a GGUF file (or the set of a shard).
 
     context: tokens of one request at most; kv_bytes: size of the KV pool; max_rows: rows of one
-    step; dequantize: decode all weights to F32 first, for comparisons.
+    step; kv_type: what the cache holds; dequantize: decode all weights to F32 first, for
+    comparisons.
     """
     file = GGUFFile.open(path)
     try:
@@ -71,7 +74,9 @@ def load_model(
         _check_vocabulary(config, tokenizer)
         plan = record_plan(config, weights, max_rows)
         _warn_of_unused(plan, weights)
-        pool = size_pool(plan, config, block_tokens, context=context, kv_bytes=kv_bytes)
+        pool = size_pool(
+            plan, config, block_tokens, context=context, kv_bytes=kv_bytes, kv_type=kv_type
+        )
         runner, reason = create_executor(
             executor,
             plan,
@@ -80,6 +85,7 @@ def load_model(
             n_blocks=pool.n_blocks,
             n_threads=threads,
             isa=isa,
+            kv_type=kv_type,
         )
     except BaseException:
         file.close()
@@ -101,6 +107,7 @@ def size_pool(
     *,
     context: int | None = None,
     kv_bytes: int | None = None,
+    kv_type: KvType = KvType.F16,
     free_bytes: int | None = None,
 ) -> PoolSize:
     """Blocks of the KV pool. A context that was asked for must fit; the default one gives way."""
@@ -108,7 +115,7 @@ def size_pool(
         if value is not None and value < 1:
             raise RequestError(f"{name} is {value}, expected at least 1", field=name)
     wanted = context or min(config.context_train, _DEFAULT_CONTEXT)
-    block_bytes = plan.kv_bytes_per_token() * block_tokens
+    block_bytes = plan.kv_bytes_per_token(kv_type) * block_tokens
     blocks_per_context = -(-wanted // block_tokens)
     if kv_bytes is None:
         free_bytes = memory().available_bytes if free_bytes is None else free_bytes

@@ -51,8 +51,17 @@ class Activation(IntEnum):
 
 
 class KvType(IntEnum):
+    """What the cache holds of keys and values, named as --kv-type names them."""
+
     F16 = 0
     F32 = 1
+    Q8_0 = 2  # int8 with one float16 scale per 32 values of a head
+
+    def head_bytes(self, dim: int) -> int:
+        """Bytes of one head's key or value of `dim` values."""
+        if self is KvType.Q8_0:
+            return dim + 2 * -(-dim // Q8_BLOCK)
+        return dim * (2 if self is KvType.F16 else 4)
 
 
 OP_DTYPE = np.dtype(

@@ -24,6 +24,7 @@ from .ops import (
     Q8_BLOCK,
     Activation,
     BufferKind,
+    KvType,
     OpKind,
     RopeStyle,
     RowKind,
@@ -136,8 +137,16 @@ class Plan:
         rows = [(k.kv_heads, k.head_dim, k.value_dim, 0) for k in self.kv_layers]
         return np.array(rows, KV_LAYER_DTYPE)
 
-    def kv_bytes_per_token(self, value_bytes: int = 2) -> int:
-        return sum(k.kv_heads * (k.head_dim + k.value_dim) for k in self.kv_layers) * value_bytes
+    def kv_values_per_token(self) -> int:
+        """Keys and values of one token, in all layers."""
+        return sum(k.kv_heads * (k.head_dim + k.value_dim) for k in self.kv_layers)
+
+    def kv_bytes_per_token(self, kv_type: KvType = KvType.F16) -> int:
+        """Bytes that the keys and values of one token need in all layers."""
+        return sum(
+            k.kv_heads * (kv_type.head_bytes(k.head_dim) + kv_type.head_bytes(k.value_dim))
+            for k in self.kv_layers
+        )
 
     def __str__(self) -> str:
         return "\n".join(self._op_line(op) for op in self.ops) + "\n"

@@ -148,4 +148,4 @@ def kv_value_bytes(bench: Bench, plan: Plan) -> float:
     if not pool_bytes:
         return 2
     n_slots = bench.executor.n_blocks * bench.executor.block_tokens
-    return pool_bytes / n_slots / plan.kv_bytes_per_token(value_bytes=1)
+    return pool_bytes / n_slots / plan.kv_values_per_token()

@@ -31,6 +31,7 @@ def chat(
     seed: options.SeedOption = None,
     executor: options.ExecutorOption = options.ExecutorName.auto,
     threads: options.ThreadsOption = None,
+    kv_type: options.KvTypeOption = options.KvTypeName.f16,
     context: options.ContextOption = None,
 ) -> None:
     """Talk with MODEL. Figures of each answer go to stderr."""
@@ -40,7 +41,12 @@ def chat(
     params = SamplingParams(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, max_tokens=n
     )
-    load = {"executor": executor.value, "threads": threads, "context": context}
+    load = {
+        "executor": executor.value,
+        "threads": threads,
+        "context": context,
+        "kv_type": kv_type.value,
+    }
     with open_model(model, **load) as opened, open_engine(opened) as engine:
         note(f"{model}, {opened.context} tokens of context. {HELP}")
         Conversation(opened, engine, params, system_message(system)).run()

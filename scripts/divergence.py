@@ -76,6 +76,7 @@ def divergence(
     n_chunks: Annotated[int | None, typer.Option("--chunks", min=1, help="First N chunks.")] = None,
     executor: options.ExecutorOption = options.ExecutorName.auto,
     threads: options.ThreadsOption = None,
+    kv_type: options.KvTypeOption = options.KvTypeName.f16,
     as_json: options.JsonOption = False,
 ) -> None:
     """KL divergence of MODEL as computed here from the same file computed in fp32."""
@@ -83,9 +84,15 @@ def divergence(
     from martlet.scripts.generate import open_model
 
     text = read_text(file)
-    load = {"executor": executor.value, "threads": threads, "context": n_ctx}
+    load = {
+        "executor": executor.value,
+        "threads": threads,
+        "context": n_ctx,
+        "kv_type": kv_type.value,
+    }
     with ExitStack() as stack:
-        base = stack.enter_context(open_model(model, **load, dequantize=True))
+        plain = {**load, "kv_type": "f16", "dequantize": True}
+        base = stack.enter_context(open_model(model, **plain))
         opened = stack.enter_context(open_model(model, **load))
         chunks = chunks_of(text, opened.tokenizer, n_ctx, n_chunks)
         rows = rows_per_step(opened.executor, opened.config.vocab_size)

@@ -19,17 +19,18 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def open_model(spec: str, **load_options: Any) -> Iterator[Model]:
+def open_model(spec: str, *, kv_type: str = "f16", **load_options: Any) -> Iterator[Model]:
     """The model `spec` names, fetched if need be, loaded, and closed at the end."""
     from martlet.runtime.machine import allowed_cpus, choose_threads
     from martlet.runtime.model import load_model
+    from martlet.runtime.ops import KvType
 
     threads = load_options.get("threads")
     if threads is not None and threads > len(allowed_cpus()):
         note(f"warning: {threads} threads {choose_threads(threads).reason}")
     with byte_progress() as progress:
         path = find_model(spec, progress=progress)
-    model = load_model(path, **load_options)
+    model = load_model(path, kv_type=KvType[kv_type.upper()], **load_options)
     try:
         yield model
     finally:

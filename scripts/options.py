@@ -16,6 +16,12 @@ class ExecutorName(str, Enum):
     reference = "reference"
 
 
+class KvTypeName(str, Enum):
+    f16 = "f16"
+    f32 = "f32"
+    q8_0 = "q8_0"
+
+
 ModelArgument = Annotated[
     str,
     typer.Argument(
@@ -29,6 +35,9 @@ ThreadsOption = Annotated[
 ContextOption = Annotated[
     int | None,
     typer.Option("-c", "--context", min=1, help="Tokens one request may span, prompt included."),
+]
+KvTypeOption = Annotated[
+    KvTypeName, typer.Option(help="What the cache holds; q8_0 halves its bytes, see the README.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 TemperatureOption = Annotated[float, typer.Option(help="0 always takes the likeliest token.")]

@@ -148,13 +148,19 @@ def perplexity(
     ] = None,
     executor: options.ExecutorOption = options.ExecutorName.auto,
     threads: options.ThreadsOption = None,
+    kv_type: options.KvTypeOption = options.KvTypeName.f16,
     as_json: options.JsonOption = False,
 ) -> None:
     """Perplexity of MODEL on FILE, comparable with llama-perplexity's."""
     from martlet.scripts.generate import open_model
 
     text = read_text(file)
-    load = {"executor": executor.value, "threads": threads, "context": n_ctx}
+    load = {
+        "executor": executor.value,
+        "threads": threads,
+        "context": n_ctx,
+        "kv_type": kv_type.value,
+    }
     with open_model(model, **load) as opened:
         chunks = chunks_of(text, opened.tokenizer, n_ctx, n_chunks)
         start = time.monotonic()

@@ -27,6 +27,7 @@ def run(
     system: Annotated[str | None, typer.Option(help="System message, with --chat.")] = None,
     executor: options.ExecutorOption = options.ExecutorName.auto,
     threads: options.ThreadsOption = None,
+    kv_type: options.KvTypeOption = options.KvTypeName.f16,
     context: options.ContextOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -44,7 +45,12 @@ def run(
         stop=tuple(stop or ()),
     )
     text = sys.stdin.read() if prompt == "-" else prompt
-    load = {"executor": executor.value, "threads": threads, "context": context}
+    load = {
+        "executor": executor.value,
+        "threads": threads,
+        "context": context,
+        "kv_type": kv_type.value,
+    }
     pieces: list[str] = []
     with open_model(model, **load) as opened, open_engine(opened) as engine:
         ids = prompt_ids(opened, text, chat=chat, system=system)

@@ -34,6 +34,7 @@ def serve(
     max_queue: Annotated[int, typer.Option(min=0, help="Waiting requests before 503.")] = 64,
     executor: options.ExecutorOption = options.ExecutorName.auto,
     threads: options.ThreadsOption = None,
+    kv_type: options.KvTypeOption = options.KvTypeName.f16,
     context: options.ContextOption = None,
 ) -> None:
     """Answer OpenAI-style requests with MODEL until Ctrl-C."""
@@ -46,7 +47,12 @@ def serve(
     if not is_loopback(host) and not keys:
         note(f"warning: {host} is open to the network and asks for no key; add --api-key")
     called = name or served_name(model)
-    load = {"executor": executor.value, "threads": threads, "context": context}
+    load = {
+        "executor": executor.value,
+        "threads": threads,
+        "context": context,
+        "kv_type": kv_type.value,
+    }
     with open_model(model, **load) as opened:
         serve_http(
             opened,

@@ -7,6 +7,7 @@ of its own. A new executor is a row in EXECUTORS.
 from __future__ import annotations
 
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 from ..errors import MartletError, RequestError
@@ -22,7 +23,6 @@ EXECUTORS: dict[str, tuple[str, str, str | None]] = {
     "reference": ("reference", "ReferenceExecutor", None),
 }
 _AUTO = ("native", "numba")
-_TAKES = {"native": {"n_threads", "isa"}, "numba": {"n_threads"}, "reference": set[str]()}
 
 
 def create_executor(
@@ -57,7 +57,9 @@ def executor_class(name: str) -> type:
 
 
 def _create(name: str, plan: Plan, weights: WeightSource, options: dict[str, Any]) -> Executor:
-    foreign = set().union(*_TAKES.values()) - _TAKES[name]
-    options = {key: value for key, value in options.items() if key not in foreign}
-    executor: Executor = executor_class(name)(plan, weights, **options)
+    """Options that this executor has no use for, as threads or an ISA, are left out."""
+    found = executor_class(name)
+    known = signature(found).parameters
+    taken = {key: value for key, value in options.items() if key in known}
+    executor: Executor = found(plan, weights, **taken)
     return executor

@@ -69,6 +69,8 @@ class NumbaExecutor:
         self.n_blocks = n_blocks
         self._logits = next(i for i, b in enumerate(plan.buffers) if b.is_logits)
         self._vocab_size = plan.vocab_size
+        if kv_type is KvType.Q8_0:
+            raise ModelError("the numba executor has no q8_0 cache; use f16")
         self._memory = Memory.of(plan, block_tokens, n_blocks, kv_type)
         self._calls = Binder(plan, weights, self._memory, self.n_threads).calls()
         self.warm_up_ms = self._warm_up()

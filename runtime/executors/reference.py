@@ -17,7 +17,7 @@ from ..plan import Op, Plan
 from ..step import Step
 from ..weights import WeightSource
 
-_KV_DTYPES = {KvType.F16: np.float16, KvType.F32: np.float32}
+_KV_DTYPES = {KvType.F16: np.float16, KvType.F32: np.float32, KvType.Q8_0: np.float32}
 
 
 @dataclass
@@ -44,6 +44,20 @@ def quantize_q8(x: np.ndarray) -> Q8Rows:
         d = np.where(is_zero, np.float32(0), amax / np.float32(127))
         q = np.rint(blocks * inverse[:, :, None]).astype(np.int8)
     return Q8Rows(q.reshape(n, width), d)
+
+
+def round_q8_0(x: np.ndarray) -> np.ndarray:
+    """Heads (n, heads, dim) as a Q8_0 cache holds them: per 32 values d = float16(max|x| / 127),
+    q = round_half_even(x / d), value q * d."""
+    n, heads, dim = x.shape
+    padded = np.zeros((n, heads, -(-dim // Q8_BLOCK), Q8_BLOCK), np.float32)
+    padded.reshape(n, heads, -1)[:, :, :dim] = x
+    amax = np.abs(padded).max(axis=3, keepdims=True)
+    d = np.minimum(amax / np.float32(127), np.float32(65504)).astype(np.float16).astype(np.float32)
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        inverse = np.where(d > 0, np.float32(1) / d, np.float32(0))
+        q = np.clip(np.rint(padded * inverse), -127, 127)
+    return (q * d).reshape(n, heads, -1)[:, :, :dim]
 
 
 def rms_norm(x: np.ndarray, weight: np.ndarray | None, group: int, eps: float) -> np.ndarray:
@@ -114,6 +128,7 @@ class ReferenceExecutor:
         self.block_tokens = block_tokens
         self.n_blocks = n_blocks
         self._decoded: dict[int, np.ndarray] = {}
+        self.kv_type = kv_type
         dtype = _KV_DTYPES[kv_type]
         n_slots = n_blocks * block_tokens
         self._keys = [np.zeros((n_slots, k.kv_heads, k.head_dim), dtype) for k in plan.kv_layers]
@@ -218,11 +233,17 @@ class ReferenceExecutor:
             trig, style = run.floats(op.inputs[1]), RopeStyle(op.int_of("style"))
             q, k = rotate(q, trig, style), rotate(k, trig, style)
         layer = op.int_of("kv_layer")
-        with np.errstate(over="ignore"):  # beyond float16 is infinite, as in every executor
-            self._keys[layer][run.slots] = k
-            self._values[layer][run.slots] = v
+        cached_k, cached_v = map(self._round_kv, (k, v))
+        self._keys[layer][run.slots] = cached_k
+        self._values[layer][run.slots] = cached_v
         n = len(q)
         run.store(op, np.concatenate([part.reshape(n, -1) for part in (q, k, v)], axis=1))
+
+    def _round_kv(self, x: np.ndarray) -> np.ndarray:
+        """Heads as the cache will hold them. Half precision saturates instead of overflowing."""
+        if self.kv_type is KvType.Q8_0:
+            return round_q8_0(x)
+        return np.clip(x, -65504, 65504) if self.kv_type is KvType.F16 else x
 
     def _attention(self, run: _Run, op: Op) -> None:
         q, _, _ = run.split_qkv(op)

@@ -21,6 +21,8 @@ OP_TOLERANCE = 2e-5  # max |a - b| / max |b| of one op: float rounding alone
 # A value on a rounding boundary of the int8 activations may fall to the other side, and then moves
 # a product by one step of 1/254 of the block's largest value.
 QUANTIZED_TOLERANCE = 2e-2
+# A key on a rounding boundary of the int8 cache may fall to the other side.
+KV_TOLERANCE = 5e-3
 ORACLE_TOLERANCE = 1e-4  # transformers in fp32, F32 weights and cache
 
 DATA = Path(__file__).parents[1] / "data" / "oracle"
@@ -58,3 +60,19 @@ def test_transformers_on_every_isa(name: str) -> None:
             logits = run_tokens(executor, recorded["ids"].tolist())
             executor.close()
             assert relative_error(logits, recorded["logits"]) <= ORACLE_TOLERANCE, isa
+
+
+ATTENTION_CASES = [case for case in OP_CASES if case.name.startswith("attention")]
+
+
+@pytest.mark.parametrize("case", ATTENTION_CASES, ids=str)
+@pytest.mark.parametrize("kv_type", [KvType.F32, KvType.Q8_0], ids=["f32", "q8_0"])
+def test_other_caches_on_every_isa(case: OpCase, kv_type: KvType) -> None:
+    expected = case.run(ReferenceExecutor, kv_type=kv_type)
+    scalar = case.run(NativeExecutor, isa="scalar", n_threads=1, kv_type=kv_type)
+    for isa in ISAS:
+        steps = case.run(NativeExecutor, isa=isa, n_threads=2, kv_type=kv_type)
+        for mine, same, step in zip(steps, scalar, expected, strict=True):
+            tolerance = QUANTIZED_TOLERANCE if case.show_blocks else KV_TOLERANCE
+            assert relative_error(mine, step) <= tolerance, isa
+            np.testing.assert_array_equal(mine, same, err_msg=f"{isa} against scalar")
