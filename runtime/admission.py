@@ -1,7 +1,7 @@
 """What is refused at the engine's door, with the numbers.
 
-Owns: checks of prompt ids and lengths. Must not know: queues, threads, sampling ranges
-(SamplingParams checks its own values).
+Owns: checks of prompt ids, lengths and terms of service. Must not know: queues, threads, sampling
+ranges (SamplingParams checks its own values).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 from .errors import ContextTooLong, RequestError
 from .sampling import TokenIds
 from .sampling_params import SamplingParams
+from .service import SERVICES, Service
 
 
 def checked_prompt(
@@ -60,3 +61,15 @@ def most_tokens(n_prompt: int, max_tokens: int | None, *, context: int, pool_slo
             limit=pool_tokens,
         )
     return n_total
+
+
+def check_terms(service: Service, deadline_ms: float | None) -> None:
+    if service not in SERVICES:
+        raise RequestError(
+            f"service is not one of {', '.join(SERVICES)}; leave it out for {SERVICES[0]}",
+            field="service",
+        )
+    if deadline_ms is not None and not deadline_ms > 0:  # NaN fails as well
+        raise RequestError(
+            f"deadline_ms is {deadline_ms}; it must be a number above 0", field="deadline_ms"
+        )

@@ -18,9 +18,9 @@ from typing import Protocol
 
 import numpy as np
 
-from .admission import checked_prompt, most_tokens
+from .admission import check_terms, checked_prompt, most_tokens
 from .errors import MartletError, ModelError
-from .events import Event, FinishEvent, FinishReason, TokenEvent
+from .events import Event, FinishReason, TokenEvent
 from .executors import Executor
 from .kv_blocks import BlockPool, BlockTable
 from .mailbox import Mailbox
@@ -28,6 +28,7 @@ from .request import Constraint, Request, Scheduled, State
 from .sampling import Logits, sample, token_logprob
 from .sampling_params import CHOSEN_SEED_BITS, SamplingParams
 from .scheduler import Scheduler
+from .service import Service
 from .stats import Counts, EngineStats
 from .step import build_step
 from .textstream import TextStream, TokenBytes
@@ -96,13 +97,17 @@ class Engine:
         constraint: Constraint | None = None,
         cache_salt: bytes = b"",
         reads_cache: bool = True,
+        service: Service = "interactive",
+        deadline_ms: float | None = None,
     ) -> Request:
         """Accepts a request or raises RequestError, ContextTooLong or QueueFull at once.
 
         cache_salt: prefixes are shared among requests of one salt. reads_cache False computes every
-        row of the prompt. on_event is called from the engine thread and must return quickly.
+        row of the prompt. deadline_ms: from now; a request unfinished then ends for that reason.
+        on_event is called from the engine thread and must return quickly.
         """
         arrived_ns = time.monotonic_ns()
+        check_terms(service, deadline_ms)
         prompt = checked_prompt(prompt_ids, params, vocab_size=self._tokenizer.vocab_size)
         slots = self.scheduler.pool.n_slots
         n_most = most_tokens(len(prompt), params.max_tokens, context=self.context, pool_slots=slots)
@@ -125,6 +130,8 @@ class Engine:
                 arrived_ns=arrived_ns,
                 constraint=constraint,
                 reads_cache=reads_cache,
+                service=service,
+                deadline_ms=deadline_ms,
             )
 
         return self._mailbox.post(request_id, make)
@@ -163,7 +170,7 @@ class Engine:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         self._take_mail()
-        for request in self.scheduler.running + self.scheduler.waiting:
+        for request in self.scheduler.unfinished():
             self._finish(request, "cancelled")
 
     # ---- the engine thread -----------------------------------------------------------------------
@@ -171,6 +178,7 @@ class Engine:
     def step(self) -> bool:
         """One iteration; False if there were no rows to compute. For the thread, and for tests."""
         self._take_mail()
+        self._end_late_ones()
         granted = self.scheduler.schedule()
         if not granted:
             if self.scheduler.waiting:
@@ -203,7 +211,7 @@ class Engine:
             try:
                 self.step()
             except Exception as error:  # a bug of ours: nobody may be left waiting for ever
-                for request in self.scheduler.running + self.scheduler.waiting:
+                for request in self.scheduler.unfinished():
                     self._fail(request, error)
 
     def _take_mail(self) -> None:
@@ -212,6 +220,16 @@ class Engine:
             self.scheduler.add(request)
         for request in cancelled:
             self._finish(request, "cancelled")
+
+    def _end_late_ones(self) -> None:
+        now_ns = time.monotonic_ns()
+        for request in self.scheduler.unfinished():
+            if request.is_late(now_ns):
+                done = f"{request.n_output} output tokens"
+                if not request.n_output:
+                    done = f"{request.n_computed} of {request.n_prompt} prompt tokens"
+                text = f"the deadline of {request.deadline_ms:g} ms passed after {done}"
+                self._finish(request, "deadline", error=f"{text}; allow more time or ask for less")
 
     def _stamp_scheduled(self, granted: Sequence[Scheduled]) -> None:
         now_ns = time.monotonic_ns()
@@ -266,16 +284,7 @@ class Engine:
         self.scheduler.remove(request)
         self._mailbox.forget(request)
         self._counts.finished[reason] += 1
-        event = FinishEvent(
-            reason=reason,
-            text="" if request.text.stopped else request.text.finish(),
-            timings=request.timings(time.monotonic_ns() if end_ns is None else end_ns),
-            error=error,
-            n_prompt=request.n_prompt,
-            n_output=request.n_output,
-            n_cached=request.n_cached,
-            seed=request.seed,
-        )
+        event = request.ending(reason, time.monotonic_ns() if end_ns is None else end_ns, error)
         try:
             request.on_event(event)
         except Exception as owner_error:  # its owner's mistake must not end other requests

@@ -12,8 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]
-FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "cancelled", "error")
+from .prefix_index import Miss
+from .service import Service
+
+FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "deadline", "error"]
+FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "cancelled", "deadline", "error")
 
 NS_PER_MS = 1_000_000
 
@@ -26,8 +29,9 @@ class Timings:
 
     arrival --queue--> first scheduled --prefill--> first token --decode--> end
 
-    `end` is the last token's stamp for "stop" and "length", else the moment of the cancellation or
-    error. A phase that was not reached is 0. Waiting after a preemption stays in its phase.
+    `end` is the last token's stamp for "stop" and "length", else the moment of the cancellation,
+    deadline or error. A phase that was not reached is 0. Waiting after a preemption stays in its
+    phase.
     """
 
     queue_ms: float
@@ -103,6 +107,20 @@ class TokenEvent:
 
 
 @dataclass(frozen=True)
+class Trace:
+    """How a request was served: what its times do not tell. For the operator, not for clients."""
+
+    service: Service = "interactive"
+    n_prefill_steps: int = 0
+    """Steps with rows of it before its first token: the chunks of its prompt."""
+    n_preempted: int = 0
+    n_recomputed: int = 0
+    """Rows computed again after preemptions."""
+    miss: Miss | None = None
+    """Why its prefix hit ended where it did; None for a whole hit, and before admission."""
+
+
+@dataclass(frozen=True)
 class FinishEvent:
     """The end of a request, whatever the reason."""
 
@@ -111,7 +129,7 @@ class FinishEvent:
     """The last held-back text; to be shown after the text of the token events."""
     timings: Timings
     error: str | None
-    """One line for reason "error"; None otherwise."""
+    """One line for reasons "error" and "deadline"; None otherwise."""
     n_prompt: int
     n_output: int
     """Drawn tokens: an end-of-generation token and tokens hidden by a stop string count."""
@@ -119,6 +137,7 @@ class FinishEvent:
     """Prompt tokens that were not computed because the prefix cache held them."""
     seed: int
     """The given seed, or the one chosen when none was given; it reproduces the output."""
+    trace: Trace = Trace()
 
 
 Event: TypeAlias = TokenEvent | FinishEvent

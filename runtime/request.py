@@ -18,10 +18,11 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from .events import Event, Timings
+from .events import NS_PER_MS, Event, FinishEvent, FinishReason, Timings, Trace
 from .kv_blocks import BlockTable
 from .prefix_index import Miss
 from .sampling_params import SamplingParams
+from .service import Place, Service
 from .textstream import TextStream
 
 
@@ -60,8 +61,13 @@ class Request:
     constraint: Constraint | None = None
     reads_cache: bool = True
     """False computes every row, as reports on the prompt's own rows need."""
+    service: Service = "interactive"
+    deadline_ms: float | None = None
+    """From arrival. A request that is unfinished then ends with reason "deadline"."""
 
     state: State = State.WAITING
+    place: Place | None = None
+    """In line, from its arrival at the scheduler on; smaller goes first, and is preempted last."""
     n_tokens: int = field(init=False)
     n_computed: int = 0
     n_ever_computed: int = 0
@@ -70,6 +76,8 @@ class Request:
     miss: Miss | None = None
     """Why the prefix hit ended where it did; None before admission and for a whole hit."""
     n_preempted: int = 0
+    n_recomputed: int = 0
+    n_prefill_steps: int = 0
     scheduled_ns: int | None = None
     first_token_ns: int | None = None
 
@@ -95,22 +103,39 @@ class Request:
         """No room for another token: max_tokens or the end of the context is reached."""
         return self.n_tokens == len(self.buffer)
 
-    @property
-    def priority(self) -> int:
-        """Smaller goes first, and is preempted last. Service classes would be added here."""
-        return self.arrival
+    def is_late(self, now_ns: int) -> bool:
+        if self.deadline_ms is None:
+            return False
+        return now_ns - self.arrived_ns >= self.deadline_ms * NS_PER_MS
 
     def append(self, token_id: int) -> None:
         self.buffer[self.n_tokens] = token_id
         self.n_tokens += 1
 
-    def timings(self, end_ns: int) -> Timings:
-        return Timings.from_stamps(
-            arrived=self.arrived_ns,
-            scheduled=self.scheduled_ns,
-            first_token=self.first_token_ns,
-            end=end_ns,
+    def ending(self, reason: FinishReason, end_ns: int, error: str | None) -> FinishEvent:
+        """The record of the request, and the text that was held back."""
+        return FinishEvent(
+            reason=reason,
+            text="" if self.text.stopped else self.text.finish(),
+            timings=Timings.from_stamps(
+                arrived=self.arrived_ns,
+                scheduled=self.scheduled_ns,
+                first_token=self.first_token_ns,
+                end=end_ns,
+                n_output=self.n_output,
+            ),
+            error=error,
+            n_prompt=self.n_prompt,
             n_output=self.n_output,
+            n_cached=self.n_cached,
+            seed=self.seed,
+            trace=Trace(
+                service=self.service,
+                n_prefill_steps=self.n_prefill_steps,
+                n_preempted=self.n_preempted,
+                n_recomputed=self.n_recomputed,
+                miss=self.miss,
+            ),
         )
 
 

@@ -3,29 +3,33 @@
 Owns: the waiting and running lists, admission, preemption. Must not know: weights, text, sampling,
 threads. Called by the engine thread alone: schedule, then commit once the rows are computed.
 
-Policy: first come, first served. Decodes come first, so that no stream stalls; the rest of the row
-budget goes to prompts in order of arrival, cut into chunks where it ends. When a decode finds no
-block, the youngest running request gives up its blocks and waits again at its old place; what it
+Policy: requests go by their place in line (service.py). Decodes come first, so that no stream
+stalls; the rest of the row budget goes to prompts, cut into chunks where it ends: to interactive
+ones first, but in one step of EVERY to background ones first. When a decode finds no block, the
+running request with the last place gives up its blocks and waits again at its old place; what it
 owns is recomputed later, so its output does not change.
 
-Why every request finishes: the oldest one is never preempted for another, and `engine.submit`
-refuses what would not fit the pool alone. Blocks for all owned tokens are granted at admission, and
-some must be left over for those already running; a request that was just preempted therefore does
-not come back only to be preempted again.
+Why every request finishes: the one with the first place is never preempted for another, and
+`engine.submit` refuses what would not fit the pool alone. Blocks for all owned tokens are granted
+at admission, and some must be left over for those already running; a request that was just
+preempted therefore does not come back only to be preempted again. Background requests leave a
+quarter of the running places free, so that an interactive one need not wait for a long batch.
 
 A common prefix is computed once: a waiting request whose next block a running one is about to
 compute stays in the queue, holding nothing, and others may pass it. It waits for running requests
-only, and those always move; when the one it follows ends or is preempted, it goes on by itself.
+only, and those always move; when the one it follows ends or is preempted, it goes on by itself. It
+waits for none of a worse class; if it overtakes one, that one takes the blocks as they are done.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from .kv_blocks import BlockPool, Frontier
 from .prefix_index import Miss
 from .request import Request, Scheduled, State
+from .service import Line, Place, favoured
 
 
 class Scheduler:
@@ -34,17 +38,21 @@ class Scheduler:
         self.pool = pool
         self.step_rows = step_rows
         self.max_running = min(max_running, step_rows)
-        self.waiting: list[Request] = []  # both in order of priority
+        self.max_background = max(1, self.max_running * 3 // 4)
+        self.waiting: list[Request] = []  # both in order of place
         self.running: list[Request] = []
         self.n_preemptions = 0
         self.n_cached_tokens = 0
+        self.n_steps = 0
+        self._line = Line()
         # Who did not fit last, with how many blocks free and how many requests running.
         self._no_fit: tuple[Request, int, int] | None = None
 
     def add(self, request: Request) -> None:
         request.state = State.WAITING
+        request.place = request.place or self._line.place(request.service, request.arrival)
         self._no_fit = None
-        insort(self.waiting, request, key=_priority)
+        insort(self.waiting, request, key=_place)
 
     def remove(self, request: Request) -> None:
         """Forgets a request in any state and frees its blocks."""
@@ -54,6 +62,9 @@ class Scheduler:
             request.state = State.FINISHED
             self._no_fit = None
 
+    def unfinished(self) -> list[Request]:
+        return self.running + self.waiting
+
     def schedule(self) -> list[Scheduled]:
         """Rows for the next step; empty only if there is no request."""
         self._make_room_for_decodes()
@@ -61,8 +72,10 @@ class Scheduler:
             if request.n_pending > 1:
                 self._take_known(request)
         self._admit()
-        budget, granted = self.step_rows, []
-        for request in sorted(self.running, key=lambda r: (r.n_pending > 1, r.priority)):
+        budget, granted, first = self.step_rows, [], favoured(self.n_steps)
+        self.n_steps += 1
+        # A stable sort: places stay in order inside each group.
+        for request in sorted(self.running, key=lambda r: (r.n_pending > 1, r.service != first)):
             n_rows = min(request.n_pending, budget)
             if n_rows:
                 granted.append(Scheduled(request, n_rows))
@@ -79,8 +92,9 @@ class Scheduler:
 
     def check(self) -> None:
         """Asserts every invariant. For tests."""
-        assert [r.priority for r in self.waiting] == sorted(r.priority for r in self.waiting)
-        assert [r.priority for r in self.running] == sorted(r.priority for r in self.running)
+        for requests in (self.waiting, self.running):
+            places = [_place(r) for r in requests]
+            assert places == sorted(places)
         assert len(self.running) <= self.max_running
         for request in self.waiting:
             assert request.state is State.WAITING
@@ -112,34 +126,43 @@ class Scheduler:
         self.add(request)
 
     def _admit(self) -> None:
-        coming = set(self._coming_blocks())
+        coming = {self._coming_block(request) for request in self.running}
         for request in list(self.waiting):
             if len(self.running) == self.max_running:
                 return
-            if coming and self._next_block(request) in coming:
+            if self._has_its_share(request) or self._is_coming(request, coming):
                 continue
             if not self._fits(request):
                 return
             self.waiting.remove(request)
             request.state = State.RUNNING
-            insort(self.running, request, key=_priority)
-            coming.update(self._coming_blocks([request]))
+            insort(self.running, request, key=_place)
+            self._line.admit(_place(request))
+            coming.add(self._coming_block(request))
 
-    def _coming_blocks(self, requests: Iterable[Request] | None = None) -> Iterator[Frontier]:
-        """The block each running request computes next, where it owns all its tokens already."""
-        for request in self.running if requests is None else requests:
-            table, done = request.table, request.n_computed // self.pool.block_tokens
-            if request.n_pending > 1 and table.n_registered == done:
-                frontier = self.pool.frontier(table, request.tokens, request.n_tokens)
-                if frontier:
-                    yield frontier
+    def _has_its_share(self, request: Request) -> bool:
+        if request.service == "interactive":
+            return False
+        return sum(r.service == request.service for r in self.running) >= self.max_background
 
-    def _next_block(self, request: Request) -> Frontier | None:
-        """The block it would compute first; None if that is the one with its last token, which
-        it must compute in any case."""
-        if not request.reads_cache:
-            return None
-        return self.pool.frontier(request.table, request.tokens, request.n_tokens - 1)
+    def _coming_block(self, request: Request) -> tuple[Frontier | None, int]:
+        """The block a running request computes next, if it owns all its tokens; and its class."""
+        frontier, table = None, request.table
+        is_found_by_others = table.n_registered == request.n_computed // self.pool.block_tokens
+        if request.n_pending > 1 and is_found_by_others:
+            frontier = self.pool.frontier(table, request.tokens, request.n_tokens)
+        return frontier, _place(request).rank
+
+    def _is_coming(self, request: Request, coming: set[tuple[Frontier | None, int]]) -> bool:
+        """Whether a running request is about to compute what this one would compute first.
+
+        Its block with the last token does not count: it computes that in any case.
+        """
+        if not request.reads_cache or not coming:
+            return False
+        wanted = self.pool.frontier(request.table, request.tokens, request.n_tokens - 1)
+        ranks = range(_place(request).rank + 1)
+        return wanted is not None and any((wanted, rank) in coming for rank in ranks)
 
     def _take_known(self, request: Request) -> None:
         """Blocks that are known by now, its own from before a preemption or those of others."""
@@ -180,5 +203,6 @@ class Scheduler:
         return self.pool.why_missing(request.table, request.tokens)
 
 
-def _priority(request: Request) -> int:
-    return request.priority
+def _place(request: Request) -> Place:
+    assert request.place is not None, "the request was never added"
+    return request.place

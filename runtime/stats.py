@@ -56,5 +56,8 @@ class Counts:
             request = item.request
             start, end = request.n_computed, request.n_computed + item.n_rows
             again_until = min(end, request.n_ever_computed)
-            self.recomputed += max(0, again_until - start)
+            n_again = max(0, again_until - start)
+            self.recomputed += n_again
+            request.n_recomputed += n_again
+            request.n_prefill_steps += request.n_output == 0
             self.prefilled += max(0, min(end, request.n_prompt) - max(start, again_until))
