@@ -24,6 +24,7 @@ from .events import Event, FinishReason, TokenEvent
 from .executors import Executor
 from .kv_blocks import BlockPool, BlockTable
 from .mailbox import Mailbox
+from .pace import Pace
 from .request import Constraint, Request, Scheduled, State
 from .sampling import Logits, sample, token_logprob
 from .sampling_params import CHOSEN_SEED_BITS, SamplingParams
@@ -58,12 +59,13 @@ class Engine:
         max_queue: int = 64,
         max_running: int = 32,
         step_rows: int | None = None,
+        step_ms: float | None = None,
         prefix_reuse: bool = True,
         fingerprint: bytes = b"",
     ) -> None:
         """max_queue: requests accepted beyond the max_running that may run at a time.
-        step_rows: most rows per step, at most what the executor takes; fewer rows per step keep
-        streams smoother while long prompts come in.
+        step_rows: most rows per step, at most what the executor takes. step_ms: the time a step is
+        kept near; by default twice what its streams take without the prompts of others.
         """
         pool = BlockPool(
             executor.n_blocks,
@@ -71,14 +73,21 @@ class Engine:
             prefix_reuse=prefix_reuse,
             fingerprint=fingerprint,
         )
-        if max_running < 1 or max_queue < 0 or (step_rows or 1) < 1:
+        is_timeless = step_ms is not None and not step_ms > 0  # NaN as well
+        if max_running < 1 or max_queue < 0 or (step_rows or 1) < 1 or is_timeless:
             raise ModelError(
                 f"max_running {max_running} and step_rows {step_rows} must be at least 1, "
-                f"max_queue {max_queue} at least 0"
+                f"max_queue {max_queue} at least 0, step_ms {step_ms} above 0"
             )
         step_rows = min(step_rows or executor.max_rows, executor.max_rows)
         self.context = context
-        self.scheduler = Scheduler(pool, step_rows=step_rows, max_running=max_running)
+        self._pace = Pace(step_ms)
+        self.scheduler = Scheduler(
+            pool,
+            step_rows=step_rows,
+            max_running=max_running,
+            prompt_rows=self._pace.prompt_rows,
+        )
         self._mailbox = Mailbox(self.scheduler.max_running + max_queue)
         self._executor = executor
         self._tokenizer = tokenizer
@@ -187,7 +196,7 @@ class Engine:
         self._stamp_scheduled(granted)
         drawing = [item.request for item in granted if item.wants_logits]
         try:
-            logits = self._executor.run(build_step(granted))
+            logits = self._run(granted)
             if len(logits) != len(drawing):
                 raise ModelError(f"executor gave {len(logits)} rows of logits, not {len(drawing)}")
         except Exception as error:
@@ -205,6 +214,13 @@ class Engine:
             except Exception as error:
                 self._fail(request, error)
         return True
+
+    def _run(self, granted: Sequence[Scheduled]) -> Logits:
+        step, start_s = build_step(granted), time.perf_counter()
+        logits = self._executor.run(step)
+        n_streams = sum(item.request.is_streaming for item in granted)
+        self._pace.observe(n_streams, step.n_rows - n_streams, time.perf_counter() - start_s)
+        return logits
 
     def _loop(self) -> None:
         while self._mailbox.wait_for_work():

@@ -99,6 +99,11 @@ class Request:
         return self.n_tokens - self.n_computed
 
     @property
+    def is_streaming(self) -> bool:
+        """Its owner has seen a token and waits for the next, which takes one row."""
+        return self.n_pending == 1 and self.n_output > 0
+
+    @property
     def is_full(self) -> bool:
         """No room for another token: max_tokens or the end of the context is reached."""
         return self.n_tokens == len(self.buffer)

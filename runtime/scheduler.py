@@ -24,7 +24,7 @@ waits for none of a worse class; if it overtakes one, that one takes the blocks 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from .kv_blocks import BlockPool, Frontier
 from .prefix_index import Miss
@@ -33,9 +33,19 @@ from .service import Line, Place, favoured
 
 
 class Scheduler:
-    def __init__(self, pool: BlockPool, *, step_rows: int, max_running: int) -> None:
-        """step_rows: most rows in a step. A running request needs one each, so it bounds them."""
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        step_rows: int,
+        max_running: int,
+        prompt_rows: Callable[[int], int] | None = None,
+    ) -> None:
+        """step_rows: most rows in a step. A running request needs one each, so it bounds them.
+        prompt_rows: most rows of prompts beside the given number of streams (see pace.py).
+        """
         self.pool = pool
+        self._prompt_rows = prompt_rows or (lambda n_streams: step_rows)
         self.step_rows = step_rows
         self.max_running = min(max_running, step_rows)
         self.max_background = max(1, self.max_running * 3 // 4)
@@ -72,10 +82,12 @@ class Scheduler:
             if request.n_pending > 1:
                 self._take_known(request)
         self._admit()
-        budget, granted, first = self.step_rows, [], favoured(self.n_steps)
+        n_streams = sum(request.is_streaming for request in self.running)
+        budget = min(self.step_rows, n_streams + self._prompt_rows(n_streams))
+        granted, first = [], favoured(self.n_steps)
         self.n_steps += 1
         # A stable sort: places stay in order inside each group.
-        for request in sorted(self.running, key=lambda r: (r.n_pending > 1, r.service != first)):
+        for request in sorted(self.running, key=lambda r: (not r.is_streaming, r.service != first)):
             n_rows = min(request.n_pending, budget)
             if n_rows:
                 granted.append(Scheduled(request, n_rows))
