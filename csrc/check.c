@@ -80,7 +80,7 @@ static int check_linear(const mt_plan *p, const mt_op *op, const mt_buffer *out)
         const mt_tensor *w = matrix_of(p, op->w[s], in->width);
         if (!w) return 0;
         const int is_float = mt_layout_of(w->format)->codes == MT_CODES_FLOAT;
-        if (is_float != (in->kind == MT_BUF_F32)) return 0;
+        if (is_float && in->kind != MT_BUF_F32) return 0;
         if (op->w[3 + s] >= 0 && !is_vector(p, op->w[3 + s], MT_F32, w->rows)) return 0;
         width += w->rows;
     }
@@ -98,7 +98,7 @@ static int check_linear_glu(const mt_plan *p, const mt_op *op, const mt_buffer *
     if (op->flags || (op->in[1] >= 0 && !is_rest(p, op->in[1], in))) return 0;
     for (int w = 0; w < 2; w++) {
         const mt_layout *f = mt_layout_of(p->tensors[op->w[w]].format);
-        if ((f->codes == MT_CODES_FLOAT) != (in->kind == MT_BUF_F32)) return 0;
+        if (f->codes == MT_CODES_FLOAT && in->kind != MT_BUF_F32) return 0;
         if (op->w[2 + w] >= 0 && !is_vector(p, op->w[2 + w], MT_F32, gate->rows)) return 0;
     }
     return 1;

@@ -134,6 +134,7 @@ static size_t scratch_layout(mt_engine *e, mt_scratch *s, uint8_t *base) {
         void **slot;
         size_t n_bytes;
     } parts[] = {{(void **)&s->codes, MT_K_BLOCKS * 1024},
+                 {(void **)&s->wide, MT_K_FLOATS * MT_TILE_ROWS * sizeof(float)},
                  {(void **)&s->scales, MT_K_BLOCKS * 64 * sizeof(float)},
                  {(void **)&s->mins, MT_K_BLOCKS * 64 * sizeof(float)},
                  {(void **)&s->acc, MT_COL_CHUNK * MT_TILE_ROWS * sizeof(float)},

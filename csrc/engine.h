@@ -41,7 +41,8 @@ typedef struct mt_kv_region {
 
 /* Scratch of one thread. */
 typedef struct mt_scratch {
-    uint8_t *codes;       /* (MT_K_BLOCKS, 8, 2, 64), or widened floats (MT_K_FLOATS, 32) */
+    uint8_t *codes;       /* (MT_K_BLOCKS, 8, 2, 64) */
+    float *wide;          /* (MT_K_FLOATS, 32) widened weights */
     float *scales, *mins; /* (MT_K_BLOCKS, 2, 32) */
     float *acc;           /* (MT_COL_CHUNK, 32) */
     float *row;           /* (widest buffer) */

@@ -25,6 +25,7 @@ const mt_kernels MT_TABLE_NAME(MT_ISA) = {
     .mm_direct = mm_direct,
     .direct_cols = MM_COLS,
     .unpack_float = unpack_float,
+    .widen = widen_blocks,
     .mm_f32 = mm_f32,
     .quantize = quantize,
     .norm = norm,

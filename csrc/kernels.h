@@ -58,6 +58,9 @@ typedef struct mt_kernels {
                       const mt_q8_block *const *x, int n_cols, float *acc);
     /* Columns k..k + n of a float tile as f32 [n][32]. */
     void (*unpack_float)(int32_t format, const uint8_t *tile, int64_t k, int n, float *w);
+    /* Unpacked blocks as f32 [32 * n_blocks][32]: the values that the file's format defines. */
+    void (*widen)(const mt_layout *f, const uint8_t *codes, const float *scales, const float *mins,
+                  int n_blocks, float *w);
     /* acc[column][32] += w[k][32] * x[column][k], k ascending. */
     void (*mm_f32)(const float *w, int n, const float *x, size_t x_stride, int n_cols, float *acc);
 

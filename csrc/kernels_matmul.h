@@ -347,6 +347,24 @@ static void unpack_float(int32_t format, const uint8_t *tile, int64_t k, int n, 
     }
 }
 
+static void widen_blocks(const mt_layout *f, const uint8_t *codes, const float *scales,
+                         const float *mins, int n_blocks, float *w) {
+    const vf bias = vf_set1((float)f->bias);
+    const size_t sub_blocks = (size_t)f->n_sub;
+    for (int b = 0; b < n_blocks; b++)
+        for (int g = 0; g < 8; g++)
+            for (int half = 0; half < 2; half++) {
+                const size_t at = ((size_t)b * sub_blocks + (size_t)(g / 4) * (sub_blocks - 1)) * 32;
+                const vf dw = vf_load(scales + at + half * 16);
+                const vb four = vb_load(codes + (size_t)b * 1024 + (g * 2 + half) * 64);
+                for (int j = 0; j < 4; j++) {
+                    vf value = vf_mul(dw, vf_sub(vb_column(four, j), bias));
+                    if (mt_has_min(f)) value = vf_add(value, vf_load(mins + at + half * 16));
+                    vf_store(w + (size_t)(b * 32 + g * 4 + j) * 32 + half * 16, value);
+                }
+            }
+}
+
 ALWAYS void mm_f32_tile(int cols, const float *w, int n, const float *x, size_t x_stride,
                         float *acc) {
     vf sum[2][MM_COLS];

@@ -36,15 +36,22 @@ static void multiply_unpacked(mt_engine *e, const mt_weight *w, const uint8_t *t
     }
 }
 
+/* Float rows: columns k..k + n of the tile are widened, then multiplied in ascending order. */
 static void multiply_floats(mt_engine *e, const mt_weight *w, const uint8_t *tile,
                             const row_chunk *c, const mt_scratch *s, float *acc) {
+    const mt_kernels *kernels = e->kernels;
     const size_t stride = (size_t)e->buffers[c->in].row_bytes / sizeof(float);
     const float *x = mt_row_f32(e, c->in, c->first);
-    float *wide = (float *)(void *)s->codes;
     for (int64_t k = 0; k < w->cols; k += MT_K_FLOATS) {
         const int run = (int)(w->cols - k < MT_K_FLOATS ? w->cols - k : MT_K_FLOATS);
-        e->kernels->unpack_float(w->format, tile, k, run, wide);
-        e->kernels->mm_f32(wide, run, x + k, stride, c->n, acc);
+        if (w->layout->codes == MT_CODES_FLOAT) {
+            kernels->unpack_float(w->format, tile, k, run, s->wide);
+        } else {
+            const int blocks = run / MT_BLOCK;
+            kernels->unpack(w->layout, tile, k / MT_BLOCK, blocks, s->codes, s->scales, s->mins);
+            kernels->widen(w->layout, s->codes, s->scales, s->mins, blocks, s->wide);
+        }
+        kernels->mm_f32(s->wide, run, x + k, stride, c->n, acc);
     }
 }
 
@@ -53,13 +60,14 @@ static void multiply_tile(mt_engine *e, const mt_weight *w, const mt_weight *bia
                           const row_chunk *c, const mt_scratch *s, float *acc) {
     const uint8_t *packed = tile_of(w, tile);
     const int planes = c->rest >= 0 ? 2 : 1, n = c->n * MT_TILE_ROWS;
-    if (w->layout->codes != MT_CODES_FLOAT && c->n * planes <= e->kernels->direct_cols) {
+    const int is_q8 = e->buffers[c->in].kind == MT_BUF_Q8;
+    if (is_q8 && c->n * planes <= e->kernels->direct_cols) {
         const mt_q8_block *x[MT_DIRECT_COLS];
         for (int i = 0; i < c->n * planes; i++)
             x[i] = i < c->n ? mt_row_q8(e, c->in, c->first + i)
                             : mt_row_q8(e, c->rest, c->first + i - c->n);
         e->kernels->mm_direct(w->layout, packed, (int)(w->cols / MT_BLOCK), x, c->n * planes, acc);
-    } else if (w->layout->codes != MT_CODES_FLOAT) {
+    } else if (is_q8) {
         multiply_unpacked(e, w, packed, c, s, acc);
     } else {
         for (int i = 0; i < n; i++) acc[i] = 0.0f;

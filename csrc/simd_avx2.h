@@ -230,6 +230,11 @@ static inline vb vb_pair(vb x, int pair, int to) {
 static inline vb vb_or(vb x, vb y) {
     return VB2(_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b));
 }
+static inline __m256 mt_column(__m256i x, int j) {
+    return _mm256_cvtepi32_ps(
+        _mm256_and_si256(_mm256_srli_epi32(x, 8 * j), _mm256_set1_epi32(255)));
+}
+static inline vf vb_column(vb x, int j) { return VF2(mt_column(x.a, j), mt_column(x.b, j)); }
 static inline vb vb_lookup16(vb index, const uint8_t *table) {
     __m256i t = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table));
     return VB2(_mm256_shuffle_epi8(t, index.a), _mm256_shuffle_epi8(t, index.b));

@@ -128,6 +128,11 @@ static inline vb vb_pair(vb a, int pair, int to) {
     return _mm512_and_si512(moved, _mm512_set1_epi8((char)(3 << to)));
 }
 static inline vb vb_or(vb a, vb b) { return _mm512_or_si512(a, b); }
+static inline vf vb_column(vb a, int j) {
+    const __m512i byte =
+        _mm512_and_si512(_mm512_srli_epi32(a, (unsigned)(8 * j)), _mm512_set1_epi32(255));
+    return _mm512_cvtepi32_ps(byte);
+}
 static inline vb vb_lookup16(vb index, const uint8_t *table) {
     __m128i t = _mm_loadu_si128((const __m128i *)table);
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(t), index);

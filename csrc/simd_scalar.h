@@ -251,6 +251,12 @@ static inline vb vb_or(vb a, vb b) {
     BYTES a.v[l] |= b.v[l];
     return a;
 }
+/* lane l: byte 4 l + j */
+static inline vf vb_column(vb a, int j) {
+    vf r;
+    LANES r.v[l] = (float)a.v[4 * l + j];
+    return r;
+}
 static inline vb vb_lookup16(vb index, const uint8_t *table) {
     BYTES index.v[l] = table[index.v[l]];
     return index;

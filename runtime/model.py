@@ -56,13 +56,14 @@ def load_model(
     max_rows: int = 256,
     isa: str | None = None,
     kv_type: KvType = KvType.F16,
+    float_activations: bool = False,
     dequantize: bool = False,
 ) -> Model:
     """Opens a GGUF file (or the set of a shard).
 
     context: tokens of one request at most; kv_bytes: size of the KV pool; max_rows: rows of one
-    step; kv_type: what the cache holds; dequantize: decode all weights to F32 first, for
-    comparisons.
+    step; kv_type: what the cache holds; float_activations: no rounding to int8 before products,
+    slower; dequantize: decode all weights to F32 first, for comparisons.
     """
     file = GGUFFile.open(path)
     try:
@@ -72,7 +73,7 @@ def load_model(
         config = ModelConfig.from_metadata(file.metadata, shapes)
         tokenizer = Tokenizer.from_metadata(file.metadata)
         _check_vocabulary(config, tokenizer)
-        plan = record_plan(config, weights, max_rows)
+        plan = record_plan(config, weights, max_rows, float_activations=float_activations)
         _warn_of_unused(plan, weights)
         pool = size_pool(
             plan, config, block_tokens, context=context, kv_bytes=kv_bytes, kv_type=kv_type

@@ -134,7 +134,7 @@ OPS: dict[OpKind, OpSpec] = {
             weights=("w0", "w1", "w2", "b0", "b1", "b2"),
             ints=("out_col",),
             meaning="out[:, out_col:] (+)= concat(x @ w0.T + b0, x @ w1.T + b1, x @ w2.T + b2); "
-            "x is Q8 for block formats, F32 for F32/F16/BF16 weights; a Q8 `rest` is added to x",
+            "x is Q8 or F32 for block formats, F32 for F32/F16/BF16 weights; a Q8 `rest` is added",
         ),
         OpSpec(
             OpKind.ROPE_TABLE,

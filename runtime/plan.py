@@ -174,6 +174,7 @@ class PlanBuilder:
 
     weights: WeightShapes
     max_rows: int
+    float_activations: bool = False  # block formats take float rows too: slower, no rounding
     ops: list[Op] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
     tensors: list[PlanTensor] = field(default_factory=list)
@@ -283,11 +284,11 @@ class PlanBuilder:
         biases = list(biases) or [-1] * len(weights)
         col, start = 0, 0
         while start < len(weights):
-            is_float = self.tensors[weights[start]].format in FLOAT_FORMATS
+            is_float = self._takes_floats(weights[start])
             stop = start + 1
             while (
                 stop < min(len(weights), start + _MAX_SEGMENTS)
-                and (self.tensors[weights[stop]].format in FLOAT_FORMATS) == is_float
+                and self._takes_floats(weights[stop]) == is_float
             ):
                 stop += 1
             pad = [-1] * (_MAX_SEGMENTS - (stop - start))
@@ -306,6 +307,9 @@ class PlanBuilder:
             col += sum(widths[start:stop])
             start = stop
         return out
+
+    def _takes_floats(self, weight: int) -> bool:
+        return self.float_activations or self.tensors[weight].format in FLOAT_FORMATS
 
     def rope_table(self, inv_freq: np.ndarray, name: str, factor: float = 1.0) -> int:
         """cos and sin of every row's position, shared by all layers that use these frequencies."""

@@ -32,6 +32,7 @@ def chat(
     executor: options.ExecutorOption = options.ExecutorName.auto,
     threads: options.ThreadsOption = None,
     kv_type: options.KvTypeOption = options.KvTypeName.f16,
+    activations: options.ActivationsOption = options.ActivationsName.int8,
     context: options.ContextOption = None,
 ) -> None:
     """Talk with MODEL. Figures of each answer go to stderr."""
@@ -46,6 +47,7 @@ def chat(
         "threads": threads,
         "context": context,
         "kv_type": kv_type.value,
+        "activations": activations.value,
     }
     with open_model(model, **load) as opened, open_engine(opened) as engine:
         note(f"{model}, {opened.context} tokens of context. {HELP}")

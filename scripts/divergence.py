@@ -1,6 +1,6 @@
 """`martlet divergence`: what the executor's arithmetic costs, against the same file in fp32.
 Owns the comparison (KL divergence, same top token) and the command; chunks and scored positions
-are perplexity's. The base holds every weight dequantized to F32 and takes float activations."""
+are perplexity's. The base takes float activations, and every weight as its format defines it."""
 
 from __future__ import annotations
 
@@ -77,6 +77,7 @@ def divergence(
     executor: options.ExecutorOption = options.ExecutorName.auto,
     threads: options.ThreadsOption = None,
     kv_type: options.KvTypeOption = options.KvTypeName.f16,
+    activations: options.ActivationsOption = options.ActivationsName.int8,
     as_json: options.JsonOption = False,
 ) -> None:
     """KL divergence of MODEL as computed here from the same file computed in fp32."""
@@ -89,9 +90,10 @@ def divergence(
         "threads": threads,
         "context": n_ctx,
         "kv_type": kv_type.value,
+        "activations": activations.value,
     }
     with ExitStack() as stack:
-        plain = {**load, "kv_type": "f16", "dequantize": True}
+        plain = {**load, "kv_type": "f16", "activations": "f32"}
         base = stack.enter_context(open_model(model, **plain))
         opened = stack.enter_context(open_model(model, **load))
         chunks = chunks_of(text, opened.tokenizer, n_ctx, n_chunks)

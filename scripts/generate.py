@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def open_model(spec: str, *, kv_type: str = "f16", **load_options: Any) -> Iterator[Model]:
+def open_model(
+    spec: str, *, kv_type: str = "f16", activations: str = "int8", **load_options: Any
+) -> Iterator[Model]:
     """The model `spec` names, fetched if need be, loaded, and closed at the end."""
     from martlet.runtime.machine import allowed_cpus, choose_threads
     from martlet.runtime.model import load_model
@@ -30,7 +32,12 @@ def open_model(spec: str, *, kv_type: str = "f16", **load_options: Any) -> Itera
         note(f"warning: {threads} threads {choose_threads(threads).reason}")
     with byte_progress() as progress:
         path = find_model(spec, progress=progress)
-    model = load_model(path, kv_type=KvType[kv_type.upper()], **load_options)
+    model = load_model(
+        path,
+        kv_type=KvType[kv_type.upper()],
+        float_activations=activations == "f32",
+        **load_options,
+    )
     try:
         yield model
     finally:

@@ -16,6 +16,11 @@ class ExecutorName(str, Enum):
     reference = "reference"
 
 
+class ActivationsName(str, Enum):
+    int8 = "int8"
+    f32 = "f32"
+
+
 class KvTypeName(str, Enum):
     f16 = "f16"
     f32 = "f32"
@@ -35,6 +40,9 @@ ThreadsOption = Annotated[
 ContextOption = Annotated[
     int | None,
     typer.Option("-c", "--context", min=1, help="Tokens one request may span, prompt included."),
+]
+ActivationsOption = Annotated[
+    ActivationsName, typer.Option(help="f32 rounds nothing before products, at a third the speed.")
 ]
 KvTypeOption = Annotated[
     KvTypeName, typer.Option(help="What the cache holds; q8_0 halves its bytes, see the README.")

@@ -149,6 +149,7 @@ def perplexity(
     executor: options.ExecutorOption = options.ExecutorName.auto,
     threads: options.ThreadsOption = None,
     kv_type: options.KvTypeOption = options.KvTypeName.f16,
+    activations: options.ActivationsOption = options.ActivationsName.int8,
     as_json: options.JsonOption = False,
 ) -> None:
     """Perplexity of MODEL on FILE, comparable with llama-perplexity's."""
@@ -160,6 +161,7 @@ def perplexity(
         "threads": threads,
         "context": n_ctx,
         "kv_type": kv_type.value,
+        "activations": activations.value,
     }
     with open_model(model, **load) as opened:
         chunks = chunks_of(text, opened.tokenizer, n_ctx, n_chunks)

@@ -28,6 +28,7 @@ def run(
     executor: options.ExecutorOption = options.ExecutorName.auto,
     threads: options.ThreadsOption = None,
     kv_type: options.KvTypeOption = options.KvTypeName.f16,
+    activations: options.ActivationsOption = options.ActivationsName.int8,
     context: options.ContextOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -50,6 +51,7 @@ def run(
         "threads": threads,
         "context": context,
         "kv_type": kv_type.value,
+        "activations": activations.value,
     }
     pieces: list[str] = []
     with open_model(model, **load) as opened, open_engine(opened) as engine:

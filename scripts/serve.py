@@ -35,6 +35,7 @@ def serve(
     executor: options.ExecutorOption = options.ExecutorName.auto,
     threads: options.ThreadsOption = None,
     kv_type: options.KvTypeOption = options.KvTypeName.f16,
+    activations: options.ActivationsOption = options.ActivationsName.int8,
     context: options.ContextOption = None,
 ) -> None:
     """Answer OpenAI-style requests with MODEL until Ctrl-C."""
@@ -52,6 +53,7 @@ def serve(
         "threads": threads,
         "context": context,
         "kv_type": kv_type.value,
+        "activations": activations.value,
     }
     with open_model(model, **load) as opened:
         serve_http(

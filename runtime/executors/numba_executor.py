@@ -16,8 +16,8 @@ import numba
 import numpy as np
 
 from ..errors import ModelError
-from ..ops import KvType
-from ..plan import Plan
+from ..ops import BufferKind, KvType, OpKind
+from ..plan import FLOAT_FORMATS, Op, Plan
 from ..step import Step
 from ..weights import WeightSource
 from .numba_bind import Binder, Memory, Rows
@@ -69,6 +69,8 @@ class NumbaExecutor:
         self.n_blocks = n_blocks
         self._logits = next(i for i, b in enumerate(plan.buffers) if b.is_logits)
         self._vocab_size = plan.vocab_size
+        if any(_mixes_floats_and_blocks(plan, op) for op in plan.ops):
+            raise ModelError("the numba executor rounds activations to int8; use native for f32")
         if kv_type is KvType.Q8_0:
             raise ModelError("the numba executor has no q8_0 cache; use f16")
         self._memory = Memory.of(plan, block_tokens, n_blocks, kv_type)
@@ -108,3 +110,10 @@ class NumbaExecutor:
         one, none = np.zeros(1, np.int32), np.zeros((1, 1), np.int32)
         self.run(Step(one, one, np.array([0, 1], np.int32), none, one))
         return (time.perf_counter() - start) * 1e3
+
+
+def _mixes_floats_and_blocks(plan: Plan, op: Op) -> bool:
+    is_product = op.kind in (OpKind.LINEAR, OpKind.LINEAR_GLU)
+    if not is_product or plan.buffers[op.inputs[0]].kind is BufferKind.Q8:
+        return False
+    return any(plan.tensors[w].format not in FLOAT_FORMATS for w in op.weights[:2] if w >= 0)

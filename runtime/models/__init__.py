@@ -22,12 +22,14 @@ RECORDERS: dict[str, Callable[[Recording], None]] = {
 }
 
 
-def record_plan(config: ModelConfig, weights: WeightSource, max_rows: int) -> Plan:
+def record_plan(
+    config: ModelConfig, weights: WeightSource, max_rows: int, *, float_activations: bool = False
+) -> Plan:
     """Records the model; a missing or misshapen tensor raises ModelError naming it."""
     if config.arch not in RECORDERS:
         known = ", ".join(sorted(RECORDERS))
         raise UnsupportedError(f"architecture {config.arch!r} is not supported; supported: {known}")
-    recording = Recording(PlanBuilder(weights, max_rows), config, weights)
+    recording = Recording(PlanBuilder(weights, max_rows, float_activations), config, weights)
     RECORDERS[config.arch](recording)
     return recording.plan.finish()
 

@@ -15,7 +15,7 @@ from martlet.scripts.record_oracle import MODELS
 
 from .native_library import ISAS
 from .op_cases import OP_CASES, OpCase
-from .tiny import run_tokens
+from .tiny import BLOCK_FORMATS, run_tokens, tiny_model
 
 OP_TOLERANCE = 2e-5  # max |a - b| / max |b| of one op: float rounding alone
 # A value on a rounding boundary of the int8 activations may fall to the other side, and then moves
@@ -23,6 +23,7 @@ OP_TOLERANCE = 2e-5  # max |a - b| / max |b| of one op: float rounding alone
 QUANTIZED_TOLERANCE = 2e-2
 # A key on a rounding boundary of the int8 cache may fall to the other side.
 KV_TOLERANCE = 5e-3
+FLOAT_MODEL_TOLERANCE = 1e-3  # two layers; keys on a rounding boundary of half precision
 ORACLE_TOLERANCE = 1e-4  # transformers in fp32, F32 weights and cache
 
 DATA = Path(__file__).parents[1] / "data" / "oracle"
@@ -76,3 +77,18 @@ def test_other_caches_on_every_isa(case: OpCase, kv_type: KvType) -> None:
             tolerance = QUANTIZED_TOLERANCE if case.show_blocks else KV_TOLERANCE
             assert relative_error(mine, step) <= tolerance, isa
             np.testing.assert_array_equal(mine, same, err_msg=f"{isa} against scalar")
+
+
+@pytest.mark.parametrize("fmt", BLOCK_FORMATS)
+def test_float_activations_on_block_formats(fmt: str) -> None:
+    model = tiny_model("gemma3", formats=(fmt,))
+    plan = record_plan(model.config, model.weights, 64, float_activations=True)
+    tokens = [7 * i % 300 for i in range(40)]
+    expected = run_tokens(ReferenceExecutor(plan, model.weights, n_blocks=4), tokens)
+    runs = [
+        run_tokens(NativeExecutor(plan, model.weights, n_blocks=4, isa=isa), tokens, chunk=chunk)
+        for isa, chunk in zip(["scalar", *ISAS], [0, 1, 7, 40, 13], strict=False)
+    ]
+    assert relative_error(runs[0], expected) < FLOAT_MODEL_TOLERANCE
+    for run in runs[1:]:
+        np.testing.assert_array_equal(run, runs[0])

@@ -60,7 +60,7 @@ def _within(step: Step, vocab_size: int) -> Step:
     return replace(step, tokens=step.tokens % vocab_size)
 
 
-@pytest.mark.parametrize("kv_type", KvType)
+@pytest.mark.parametrize("kv_type", [KvType.F16, KvType.F32])
 @pytest.mark.parametrize("arch", ARCHS)
 def test_float_models(arch: str, kv_type: KvType) -> None:
     model = tiny_model(arch, formats=("F32", "F16", "BF16"))
@@ -133,7 +133,7 @@ def test_threads_do_not_matter(arch: str) -> None:
 # -- the pool, the contract ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kv_type", KvType)
+@pytest.mark.parametrize("kv_type", [KvType.F16, KvType.F32])
 def test_a_copied_block_serves_as_the_original(kv_type: KvType) -> None:
     executor = numba_executor(tiny_model("gemma3", formats=("Q8_0",)), kv_type=kv_type)
     prompt, n = TOKENS[:40], executor.block_tokens
