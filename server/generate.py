@@ -15,8 +15,10 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from ..runtime.errors import QueueFull
 from ..runtime.tokenizer import Tokenizer
 from .answer import Choice
 from .bridge import Ask, EngineLike, Job
@@ -141,7 +143,10 @@ def unknown_model(service: Service) -> ApiError:
 
 async def generate(service: Service, route: Route, request: Request) -> Response:
     """The answer to a generating request. Raises ApiError and typed errors."""
-    body = await request.body()
+    try:
+        body = await request.body()
+    except ClientDisconnect:
+        return Response(status_code=CLIENT_GONE)
     prepared = await asyncio.to_thread(prepare, service, route, body)
     is_stream = prepared.request.stream
     reply_id = route.shape.id_prefix + uuid.uuid4().hex
@@ -149,7 +154,7 @@ async def generate(service: Service, route: Route, request: Request) -> Response
     job = Job(service.engine, reply_id, service.metrics.watch(is_stream))
     headers = ignored_header(prepared.ignored)
     try:
-        job.submit(prepared.asks)
+        submit(job, prepared.asks)
         if is_stream:
             return await unless_gone(request, open_stream(service, job, reply, headers))
         answer = await unless_gone(request, collect(job, reply, service.options.patience))
@@ -160,6 +165,17 @@ async def generate(service: Service, route: Route, request: Request) -> Response
         job.cancel()
         raise
     return JSONResponse(answer, headers=headers)
+
+
+def submit(job: Job, asks: Sequence[Ask]) -> None:
+    """Raises QueueFull for what may be accepted later, ApiError 400 for what never can be."""
+    try:
+        job.submit(asks)
+    except QueueFull as full:
+        if len(asks) <= full.limit:
+            raise
+        message = f"{len(asks)} answers at once; this server takes at most {full.limit}"
+        raise refused(message, param="n") from None
 
 
 def ignored_header(names: Sequence[str]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -282,11 +283,45 @@ def test_b92_full_queue_is_a_quick_503_in_every_path() -> None:
 
 
 def test_partly_refused_choices_leave_nothing_running() -> None:
+    engine = ScriptedEngine(slots=1, max_queue=2)
+    engine.unpaused.clear()
+    with serving(engine) as client, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(client.post, PATHS[0], json=chat_body())
+        wait_until(lambda: len(engine.requests) == 1)
+        assert_refused(client.post(PATHS[0], json=chat_body(n=3)), 503)
+        wait_until(lambda: engine.n_unfinished == 1)
+        assert not any(request.started for request in engine.requests)
+        engine.unpaused.set()
+        assert first.result().status_code == 200
+        assert_works(client)
+
+
+def test_more_choices_than_an_idle_engine_takes_are_no_matter_of_waiting() -> None:
+    """A 503 would make clients send it again and again."""
     engine = ScriptedEngine(slots=1, max_queue=1)
     engine.unpaused.clear()
     with serving(engine) as client:
-        assert_refused(client.post(PATHS[0], json=chat_body(n=3)), 503)
+        for path in PATHS:
+            error = assert_refused(client.post(path, json={**BODIES[path], "n": 3}))
+            assert error["param"] == "n"
+            assert "at most 2" in error["message"]
         wait_until(lambda: engine.n_unfinished == 0)
-        assert [request.started for request in engine.requests] == [False, False]
         engine.unpaused.set()
         assert_works(client)
+
+
+def test_client_that_leaves_within_its_body_is_no_failure_of_ours(
+    engine: ScriptedEngine, client: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    for path in PATHS:
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        with socket.create_connection((client.base_url.host, client.base_url.port)) as half:
+            half.sendall(f'{head}Content-Length: 99\r\n\r\n{{"n'.encode())
+
+    def have_left() -> bool:
+        text = client.get("/metrics").text
+        return all(f'route="{path}",status="499"}} 1.0' in text for path in PATHS)
+
+    wait_until(have_left)
+    assert not caplog.records
+    assert_works(client)
