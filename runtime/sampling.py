@@ -7,7 +7,7 @@ position) and on nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,12 +35,12 @@ def apply_mask(logits: Logits, allowed: Allowed | None) -> Logits:
     return logits if allowed is None else np.where(allowed, logits, np.float32(-np.inf))
 
 
-def apply_bias(logits: Logits, bias: Mapping[int, float]) -> Logits:
-    if not bias:
+def apply_bias(logits: Logits, ids: Places, values: Logits) -> Logits:
+    """ids (n,) all different, values (n,)."""
+    if not len(ids):
         return logits
     logits = logits.copy()
-    for token_id, value in bias.items():
-        logits[token_id] += np.float32(value)
+    logits[ids] += values
     return logits
 
 
@@ -160,7 +160,7 @@ def sample(
     """
     output = tokens[n_prompt:]
     logits = apply_mask(logits, allowed)
-    logits = apply_bias(logits, params.logit_bias)
+    logits = apply_bias(logits, *params.bias)
     logits = apply_repetition_penalty(logits, tokens, params.repetition_penalty)
     logits = apply_count_penalties(
         logits, output, params.presence_penalty, params.frequency_penalty

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from .errors import RequestError
 
@@ -91,6 +95,13 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         return self.temperature < MIN_TEMPERATURE
+
+    @cached_property
+    def bias(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float32]]:
+        """logit_bias as (token ids, values): it may name every token, and is asked per token."""
+        n = len(self.logit_bias)
+        ids = np.fromiter(self.logit_bias.keys(), np.intp, n)
+        return ids, np.fromiter(self.logit_bias.values(), np.float32, n)
 
 
 def _check_real(name: str, value: Any, low: float, high: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import numpy as np
@@ -136,6 +137,17 @@ def test_logit_bias_is_added_and_leaves_the_input_alone() -> None:
     assert pick(logits, [0], 1, logit_bias={0: 6.0}) == 0
     assert pick(logits, [0], 1, logit_bias={1: -100.0}) == 2
     assert logits.tolist() == [0, 5, 1]
+
+
+def test_a_bias_on_every_token_costs_one_pass_per_token() -> None:
+    n_tokens = 100_000
+    bias = {i: -1.0 for i in range(n_tokens)} | {7: 1.0}
+    params = SamplingParams(temperature=0, logit_bias=bias)
+    logits = np.zeros(n_tokens, np.float32)
+    start = time.process_time()
+    for _ in range(100):
+        assert sample(logits, params, seed=0, n_prompt=0, tokens=NO_TOKENS) == 7
+    assert time.process_time() - start < 2.0  # a loop over the ids takes more than twice as long
 
 
 def test_presence_counts_once_and_frequency_each_time_over_the_output_only() -> None:
