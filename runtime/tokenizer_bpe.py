@@ -50,8 +50,7 @@ class ByteLevelBPE:
             raise RequestError(
                 f"the text needs byte 0x{min(lost):02X}, for which the vocabulary has no token"
             )
-        ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
-        return ids
+        return _ids(self._library, text)
 
 
 class RawBPE:
@@ -71,8 +70,14 @@ class RawBPE:
         self._library.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+"), behavior="isolated")
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
-        return ids
+        return _ids(self._library, text)
+
+
+def _ids(library: tokenizers.Tokenizer, text: str) -> list[int]:
+    # Only the batch call lets other threads run meanwhile: a text may take seconds.
+    [encoding] = library.encode_batch_fast([text], add_special_tokens=False)
+    ids: list[int] = encoding.ids
+    return ids
 
 
 def token_bytes(text: str, type_: int) -> bytes:

@@ -1,5 +1,7 @@
 """No text makes tokenizing slow out of proportion: bounds are generous, the growth is not."""
 
+import functools
+import threading
 import time
 
 import pytest
@@ -38,6 +40,21 @@ def test_long_runs_take_little_time_and_longer_ones_in_proportion(name, unit):
     one, four = (best_ms(tokenizer, unit * (n // len(unit))) for n in (20_000, 80_000))
     assert four < LONG_MS
     assert four < DOUBLING**2 * max(one, SHORTEST_MS)
+
+
+# What generates text; word pieces are for encoders, and take no text of this length.
+@pytest.mark.parametrize("name", [name for name in TOKENIZERS if name != "wordpiece"])
+def test_other_threads_run_while_a_long_text_is_tokenized(name):
+    tokenizer = Tokenizer.from_metadata(TOKENIZERS[name])
+    encode = functools.partial(tokenizer.encode, add_special=True, parse_special=True)
+    encode("a")  # tables that are built once are not the matter here
+    thread = threading.Thread(target=encode, args=("word 123 " * 40_000,))
+    n_turns = 0
+    thread.start()
+    while thread.is_alive():
+        time.sleep(0.001)
+        n_turns += 1
+    assert n_turns > 10
 
 
 def test_many_parts_and_long_stops_do_not_add_up():
