@@ -33,14 +33,23 @@ def create_executor(
     if name != "auto":
         return _create(name, plan, weights, options), f"{name}: asked for"
     reasons: list[str] = []
+    slow: list[str] = []  # works here, but another may be faster
     for candidate in _AUTO:
         try:
-            executor_class(candidate)
+            found = executor_class(candidate)
         except (ImportError, OSError, MartletError) as error:
             reasons.append(f"{candidate} is not available: {error}")
             continue
+        why_slow = getattr(found, "why_slow", lambda: None)()
+        if why_slow and "isa" not in options:
+            reasons.append(f"{candidate}: {why_slow}")
+            slow.append(candidate)
+            continue
         executor = _create(candidate, plan, weights, options)
         return executor, "; ".join([*reasons, f"{candidate}: the fastest available"])
+    for candidate in slow:
+        executor = _create(candidate, plan, weights, options)
+        return executor, "; ".join([*reasons, f"{candidate}: taken all the same"])
     raise RequestError("; ".join([*reasons, "choose executor='reference'"]))
 
 

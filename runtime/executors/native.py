@@ -159,6 +159,13 @@ class NativeExecutor:
         self.weight_bytes, self.kv_bytes = info.weight_bytes, info.kv_bytes
         self.arena_bytes = info.arena_bytes
 
+    @staticmethod
+    def why_slow() -> str | None:
+        """Why another executor is the better choice on this machine, or None."""
+        if Library().best_isa() == "scalar":
+            return "no vector kernels for this CPU"
+        return None
+
     @property
     def isa(self) -> str:
         return list(self._library.isas())[self.isa_index][0]

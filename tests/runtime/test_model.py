@@ -8,6 +8,7 @@ from martlet.quant.errors import FileFormatError
 from martlet.quant.gguf_file import GGUFFile
 from martlet.runtime.errors import ModelError, RequestError
 from martlet.runtime.executors import choice
+from martlet.runtime.executors import reference as choice_reference
 from martlet.runtime.model import PoolSize, load_model, size_pool
 from martlet.scripts.record_oracle import write_gguf
 
@@ -125,3 +126,27 @@ def test_auto_takes_the_first_that_is_available_and_says_why(
     assert executor.name == "reference"
     assert reason.startswith("native is not available: ")
     assert reason.endswith("; numba: the fastest available")
+
+
+@pytest.mark.parametrize(
+    ("numba_module", "module"), [("reference", "reference"), ("no_such_module", "slow")]
+)
+def test_auto_passes_over_an_executor_that_would_be_slow(
+    monkeypatch: pytest.MonkeyPatch, numba_module: str, module: str
+) -> None:
+    class Slow(ReferenceExecutor):
+        name = "slow"
+
+        @staticmethod
+        def why_slow() -> str:
+            return "no vector kernels for this CPU"
+
+    monkeypatch.setattr(choice_reference, "Slow", Slow, raising=False)
+    table = {
+        "native": ("reference", "Slow", None),
+        "numba": (numba_module, "ReferenceExecutor", None),
+    }
+    monkeypatch.setattr(choice, "EXECUTORS", table)
+    executor, reason = choice.create_executor("auto", MODEL.plan(), MODEL.weights, n_blocks=1)
+    assert executor.name == module
+    assert reason.startswith("native: no vector kernels for this CPU; ")
