@@ -9,6 +9,7 @@ from martlet.quant.gguf_file import GGUFFile
 from martlet.runtime.errors import ModelError, RequestError
 from martlet.runtime.executors import choice
 from martlet.runtime.executors import reference as choice_reference
+from martlet.runtime.executors.reference import ReferenceExecutor
 from martlet.runtime.model import PoolSize, load_model, size_pool
 from martlet.scripts.record_oracle import write_gguf
 
