@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from martlet.runtime.executors.native import Library, NativeUnavailable
 
@@ -11,3 +13,5 @@ except NativeUnavailable as error:
     pytest.skip(f"native library: {error}", allow_module_level=True)
 
 ISAS = tuple(name for name, is_supported in LIBRARY.isas() if is_supported)
+# Set by scripts/sanitize.py, whose unoptimized checked code is fifty times slower.
+IS_SANITIZED = bool(os.environ.get("MARTLET_SANITIZED"))
