@@ -4,6 +4,7 @@ Owns: the public reader and how long the map lives. Must not know: parsing (`ggu
 names (`gguf_shards.py`), or which keys and tensors a model needs.
 """
 
+import mmap
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -46,6 +47,13 @@ class GGUFFile:
             raise MartletError(f"{self.path}: is closed, its tensors are gone; open it again")
         return self._tensors
 
+    def drop_pages(self) -> None:
+        """Gives back the memory of what was read so far; a page read again comes from the file."""
+        if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
+            maps = {id(m): m for m in map(_map_under, self.tensors.values()) if m is not None}
+            for mapped in maps.values():
+                mapped.madvise(mmap.MADV_DONTNEED)
+
     def close(self) -> None:
         """Lets go of the map; metadata stays.
 
@@ -64,3 +72,9 @@ class GGUFFile:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _map_under(tensor: GGUFTensor) -> mmap.mmap | None:
+    base = tensor.data.base
+    base = base.obj if isinstance(base, memoryview) else base
+    return base if isinstance(base, mmap.mmap) else None

@@ -120,6 +120,19 @@ def memory(root: Path = ROOT) -> Memory:
     return Memory(total, available)
 
 
+def resident_bytes(root: Path = ROOT) -> int:
+    """Memory this process holds now; at its peak where the system does not tell."""
+    fields = (read(root / "proc/self/statm") or "").split()
+    if len(fields) > 1:
+        return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+    if sys.platform == "win32":
+        return 0
+    import resource  # not there on Windows
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak << 10
+
+
 def cgroup_folders(root: Path, controller: str) -> list[Path]:
     """Our cgroup and all around it, for version 2 and for this controller of version 1."""
     folders = []

@@ -39,6 +39,13 @@ class Model:
     executor_reason: str
     context: int
     file: GGUFFile = field(repr=False)
+    kv_type: KvType = KvType.F16
+
+    @property
+    def kv_bytes(self) -> int:
+        """Size of the KV pool."""
+        n_slots = self.executor.n_blocks * self.executor.block_tokens
+        return n_slots * self.plan.kv_bytes_per_token(self.kv_type)
 
     def close(self) -> None:
         self.executor.close()
@@ -88,11 +95,12 @@ def load_model(
             isa=isa,
             kv_type=kv_type,
         )
+        file.drop_pages()  # packed by now; those of a table that is still read come back
     except BaseException:
         file.close()
         raise
     _LOG.info("%s: executor %s", path, reason)
-    return Model(config, tokenizer, plan, runner, reason, pool.context, file)
+    return Model(config, tokenizer, plan, runner, reason, pool.context, file, kv_type)
 
 
 @dataclass(frozen=True)

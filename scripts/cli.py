@@ -13,6 +13,7 @@ from martlet.scripts.chat import chat
 from martlet.scripts.console import OneLineErrors
 from martlet.scripts.divergence import divergence
 from martlet.scripts.doctor import doctor
+from martlet.scripts.estimate import estimate
 from martlet.scripts.inspect_model import inspect
 from martlet.scripts.perplexity import perplexity
 from martlet.scripts.pull import pull
@@ -26,6 +27,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "serve": serve,
     "pull": pull,
     "inspect": inspect,
+    "estimate": estimate,
     "perplexity": perplexity,
     "divergence": divergence,
     "doctor": doctor,

@@ -3,6 +3,7 @@ Knows typer; knows nothing of what the values do."""
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from typing import Annotated
 
@@ -27,6 +28,18 @@ class KvTypeName(str, Enum):
     q8_0 = "q8_0"
 
 
+SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def parse_bytes(text: str) -> int:
+    """`512M` or `1.5G`, in powers of 1024."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)", text.strip().upper())
+    n_bytes = int(float(match[1]) * SIZES[match[2]]) if match else 0
+    if n_bytes < 1:
+        raise typer.BadParameter(f"{text!r} is no size; write bytes or 512M, 1.5G")
+    return n_bytes
+
+
 ModelArgument = Annotated[
     str,
     typer.Argument(
@@ -46,6 +59,14 @@ ActivationsOption = Annotated[
 ]
 KvTypeOption = Annotated[
     KvTypeName, typer.Option(help="What the cache holds; q8_0 halves its bytes, see the README.")
+]
+KvBytesOption = Annotated[
+    int | None,
+    typer.Option(
+        parser=parse_bytes,
+        metavar="SIZE",
+        help="Memory for keys and values, as 2G. Default: 8 contexts, at most 1/4 of what is free.",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 TemperatureOption = Annotated[float, typer.Option(help="0 always takes the likeliest token.")]

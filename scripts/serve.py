@@ -37,6 +37,14 @@ def serve(
     kv_type: options.KvTypeOption = options.KvTypeName.f16,
     activations: options.ActivationsOption = options.ActivationsName.int8,
     context: options.ContextOption = None,
+    kv_bytes: options.KvBytesOption = None,
+    step_ms: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            help="Time a step is kept near. Default: twice what its streams take without prompts.",
+        ),
+    ] = None,
 ) -> None:
     """Answer OpenAI-style requests with MODEL until Ctrl-C."""
     from martlet.scripts.generate import open_model
@@ -52,6 +60,7 @@ def serve(
         "executor": executor.value,
         "threads": threads,
         "context": context,
+        "kv_bytes": kv_bytes,
         "kv_type": kv_type.value,
         "activations": activations.value,
     }
@@ -62,6 +71,7 @@ def serve(
             host=host,
             port=port,
             max_queue=max_queue,
+            step_ms=step_ms,
             options=ServerOptions(api_keys=keys, origins=tuple(origin or ())),
             on_ready=lambda url: announce(opened, called, url, needs_key=bool(keys)),
         )
@@ -75,6 +85,8 @@ def announce(model: Model, name: str, url: str, *, needs_key: bool) -> None:
     """The curl line goes to stdout, alone, so that a program can read it."""
     note(f"{name} at {url}/v1, {model.context} tokens of context")
     note(f"executor {model.executor_reason}")
+    pool_tokens = model.executor.n_blocks * model.executor.block_tokens
+    note(f"keys and values {model.kv_bytes / 1e6:,.0f} MB for {pool_tokens} tokens (--kv-bytes)")
     if sys.stdout.isatty():
         note("try it, in another terminal (Ctrl-C here stops the server):")
     print(curl_line(name, url, model.tokenizer.chat_template is not None, needs_key), flush=True)

@@ -32,6 +32,7 @@ def serve(
     port: int = DEFAULT_PORT,
     max_queue: int = 64,
     step_rows: int | None = None,
+    step_ms: float | None = None,
     fingerprint: str = "martlet",
     chat_template: str | None = None,
     options: ServerOptions | None = None,
@@ -44,7 +45,12 @@ def serve(
     tokenizer, context = model.tokenizer, model.context
     with open_socket(host, port) as listener:
         engine = Engine(
-            model.executor, tokenizer, context=context, max_queue=max_queue, step_rows=step_rows
+            model.executor,
+            tokenizer,
+            context=context,
+            max_queue=max_queue,
+            step_rows=step_rows,
+            step_ms=step_ms,
         )
         app = create_app(
             engine,

@@ -1,0 +1,203 @@
+"""What serving a model takes in memory, computed before anything is loaded.
+
+Owns: the sizes of csrc's packed weights, KV blocks, arena and scratch as formulas over a plan, and
+the longest context that fits. Must not know: files, threads' work, how sizes are shown.
+
+The formulas follow csrc/formats.h (weights) and csrc/engine.c (the rest); a test holds them against
+what the native executor says it has allocated.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .ops import KvType, OpKind
+from .plan import Op, Plan, PlanTensor
+
+TILE_ROWS = 32
+ALIGNMENT = 64
+SPLIT_TOKENS = 256  # positions of one attention split
+SPLIT_ROWS = 16  # rows of a step up to which attention is split over positions
+THREAD_BYTES = 192 << 10  # working space of a thread beside one row of the widest buffer: about
+
+
+class Packing(NamedTuple):
+    """Bytes of a packed block of 32 rows x 32 columns, and of a header per 8 such blocks."""
+
+    block_bytes: int
+    header_bytes: int = 0
+
+
+# codes + scales (+ minima); a K format's 16-bit scales stand in its header
+PACKINGS = {
+    "Q4_0": Packing(512 + 64),
+    "Q4_1": Packing(512 + 128),
+    "Q5_0": Packing(640 + 64),
+    "Q5_1": Packing(640 + 128),
+    "Q8_0": Packing(1024 + 64),
+    "IQ4_NL": Packing(512 + 64),
+    "IQ4_XS": Packing(512 + 32, 64),
+    "Q2_K": Packing(256 + 128, 128),
+    "Q3_K": Packing(384 + 64, 64),
+    "Q4_K": Packing(512 + 64, 128),
+    "Q5_K": Packing(640 + 64, 128),
+    "Q6_K": Packing(768 + 64, 64),
+}
+FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes. `kv_lower` is what the keys and values of all sequences need if every layer kept only
+    what its attention can still see; `kv_pool` is what the block pool allocates for them."""
+
+    context: int
+    sequences: int
+    attention: str
+    weights_mapped: int
+    weights_packed: int
+    kv_lower: int
+    kv_pool: int
+    arena: int
+    process: int
+    """This process with the vocabulary read, before the rest: interpreter, libraries, tokenizer."""
+    available: int
+    largest_context: int
+    """Per sequence, for this many sequences; at most what the model was trained for."""
+
+    @property
+    def total(self) -> int:
+        """Resident at most. Mapped weights are given back once they are packed."""
+        return self.weights_packed + self.kv_pool + self.arena + self.process
+
+    @property
+    def fits(self) -> bool:
+        return self.total - self.process <= self.available
+
+
+def estimate(
+    plan: Plan,
+    *,
+    context: int,
+    context_train: int,
+    sequences: int,
+    block_tokens: int,
+    kv_type: KvType,
+    n_threads: int,
+    weights_mapped: int,
+    process: int,
+    available: int,
+) -> MemoryEstimate:
+    n_blocks = sequences * -(-context // block_tokens)
+    packed, block = weight_bytes(plan), kv_block_bytes(plan, block_tokens, kv_type)
+
+    def needed(n_blocks: int) -> int:  # per sequence
+        n_tokens = sequences * n_blocks * block_tokens
+        return packed + arena_bytes(plan, n_tokens, n_threads) + sequences * n_blocks * block
+
+    most_blocks = bisect_right(range(available // block + 2), available, key=needed) - 1
+    return MemoryEstimate(
+        context=context,
+        sequences=sequences,
+        attention=attention_kind(plan),
+        weights_mapped=weights_mapped,
+        weights_packed=packed,
+        kv_lower=sequences * kv_lower_bytes(plan, context, kv_type),
+        kv_pool=n_blocks * block,
+        arena=arena_bytes(plan, n_blocks * block_tokens, n_threads),
+        process=process,
+        available=available,
+        largest_context=min(context_train, max(0, most_blocks) * block_tokens),
+    )
+
+
+def aligned(n_bytes: int) -> int:
+    return -(-n_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def weight_bytes(plan: Plan) -> int:
+    return sum(aligned(_tensor_bytes(tensor)) for tensor in plan.tensors)
+
+
+def _tensor_bytes(tensor: PlanTensor) -> int:
+    """Tables are float64 and vectors float32; matrices are packed in tiles of 32 rows."""
+    if tensor.values is not None:
+        return 8 * tensor.values.size
+    if len(tensor.shape) == 1:
+        return 4 * tensor.shape[0]
+    rows, cols = tensor.shape
+    n_tiles = -(-rows // TILE_ROWS)
+    if tensor.format in FLOAT_BYTES:
+        return n_tiles * TILE_ROWS * cols * FLOAT_BYTES[tensor.format]
+    packing = PACKINGS[tensor.format]
+    n_headers = cols // 256 if packing.header_bytes else 0
+    return n_tiles * (cols // 32 * packing.block_bytes + n_headers * packing.header_bytes)
+
+
+def kv_block_bytes(plan: Plan, block_tokens: int, kv_type: KvType) -> int:
+    """Values are padded to 16 per head, each head to a cache line."""
+    return sum(
+        layer.kv_heads
+        * aligned(
+            block_tokens
+            * (
+                kv_type.head_bytes(layer.head_dim)
+                + kv_type.head_bytes(-(-layer.value_dim // 16) * 16)
+            )
+        )
+        for layer in plan.kv_layers
+    )
+
+
+def kv_lower_bytes(plan: Plan, context: int, kv_type: KvType) -> int:
+    """One sequence: heads x (key + value) x the positions each layer's attention can see."""
+    seen = dict.fromkeys(range(len(plan.kv_layers)), 0)
+    for window, kv_layer in _windows(plan):
+        n_seen = min(context, window) if window else context
+        seen[kv_layer] = max(seen[kv_layer], n_seen)
+    return sum(
+        layer.kv_heads
+        * (kv_type.head_bytes(layer.head_dim) + kv_type.head_bytes(layer.value_dim))
+        * seen[i]
+        for i, layer in enumerate(plan.kv_layers)
+    )
+
+
+def arena_bytes(plan: Plan, pool_tokens: int, n_threads: int) -> int:
+    widest = max((buffer.width for buffer in plan.buffers), default=0)
+    per_thread = THREAD_BYTES + 4 * widest
+    return aligned(plan.arena_bytes) + split_bytes(plan, pool_tokens) + n_threads * per_thread
+
+
+def split_bytes(plan: Plan, pool_tokens: int) -> int:
+    """Partial results of attention over a sequence as long as the pool, for few rows at a time."""
+    heads = max((op.int_of("heads") for op in _attention_ops(plan)), default=0)
+    rows = min(plan.max_rows, SPLIT_ROWS)
+    return rows * heads * (_value_stride(plan) + 2) * 4 * -(-pool_tokens // SPLIT_TOKENS)
+
+
+def _value_stride(plan: Plan) -> int:
+    return max((-(-layer.value_dim // 16) * 16 for layer in plan.kv_layers), default=0)
+
+
+def attention_kind(plan: Plan) -> str:
+    """As `GQA 3:1`, with layers counted where they differ."""
+    kinds: Counter[str] = Counter()
+    for op in _attention_ops(plan):
+        heads, kv_heads, window = (op.int_of(n) for n in ("heads", "kv_heads", "window"))
+        kind = "MHA" if heads == kv_heads else "MQA" if kv_heads == 1 else "GQA"
+        kinds[f"{kind} {heads // kv_heads}:1" + (f" window {window}" if window else "")] += 1
+    if len(kinds) == 1:
+        return next(iter(kinds))
+    return ", ".join(f"{n} x {kind}" for kind, n in kinds.most_common())
+
+
+def _attention_ops(plan: Plan) -> list[Op]:
+    return [op for op in plan.ops if op.kind is OpKind.ATTENTION]
+
+
+def _windows(plan: Plan) -> list[tuple[int, int]]:
+    return [(op.int_of("window"), op.int_of("kv_layer")) for op in _attention_ops(plan)]

@@ -1,0 +1,125 @@
+"""The estimate against what the native executor allocates, and against sizes worked out by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from martlet.runtime import estimate as formulas
+from martlet.runtime.executors.native import NativeExecutor
+from martlet.runtime.ops import KvType
+
+from .native_library import IS_SANITIZED  # skips the file where there is no native library
+from .tiny import BLOCK_FORMATS, FLOAT_FORMATS, TinyDims, tiny_model
+
+FOLDER = os.environ.get("MARTLET_TEST_MODELS")
+
+
+@pytest.mark.parametrize("fmt", [*BLOCK_FORMATS, *FLOAT_FORMATS])
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "qwen2"])
+def test_sizes_are_what_the_native_executor_allocates(fmt: str, arch: str) -> None:
+    model = tiny_model(arch, formats=(fmt,))
+    plan = model.plan()
+    for kv_type in KvType:
+        executor = NativeExecutor(
+            plan, model.weights, n_blocks=37, kv_type=kv_type, n_threads=2, block_tokens=32
+        )
+        assert executor.weight_bytes == formulas.weight_bytes(plan)
+        assert executor.kv_bytes == 37 * formulas.kv_block_bytes(plan, 32, kv_type)
+        assert executor.arena_bytes == pytest.approx(
+            formulas.arena_bytes(plan, 37 * 32, 2), rel=0.1, abs=512 << 10
+        )
+        executor.close()
+
+
+def test_the_lower_bound_of_a_window_stops_growing() -> None:
+    dims = TinyDims(heads=4, kv_heads=2, head_dim=64, n_layers=2, window=20)
+    plan = tiny_model("gemma3", dims=dims).plan()
+    per_layer = 2 * (64 + 64) * 2  # kv heads x (key + value) x f16
+    assert formulas.kv_lower_bytes(plan, 10, KvType.F16) == 2 * 10 * per_layer
+    assert formulas.kv_lower_bytes(plan, 300, KvType.F16) == (20 + 300) * per_layer
+    assert formulas.attention_kind(plan) == "1 x GQA 2:1 window 20, 1 x GQA 2:1"
+
+
+@pytest.mark.parametrize(("kv_heads", "kind"), [(4, "MHA 1:1"), (2, "GQA 2:1"), (1, "MQA 4:1")])
+def test_attention_kinds(kv_heads: int, kind: str) -> None:
+    plan = tiny_model("llama", dims=TinyDims(kv_heads=kv_heads)).plan()
+    assert formulas.attention_kind(plan) == kind
+    assert formulas.kv_lower_bytes(plan, 100, KvType.F16) == 2 * 100 * kv_heads * 128 * 2
+
+
+def estimated(available: int, **options: Any) -> formulas.MemoryEstimate:
+    given: dict[str, Any] = {"context": 64, "sequences": 2, "context_train": 10**6, **options}
+    return formulas.estimate(
+        tiny_model("llama").plan(),
+        block_tokens=32,
+        kv_type=KvType.F16,
+        n_threads=2,
+        weights_mapped=0,
+        process=10**8,
+        available=available,
+        **given,
+    )
+
+
+def test_the_largest_context_fits_and_a_block_more_does_not() -> None:
+    available = 200 << 20
+    largest = estimated(available).largest_context
+    assert largest > 1000
+    assert estimated(available, context=largest).fits
+    assert not estimated(available, context=largest + 1).fits
+    assert estimated(available, context_train=100).largest_context == 100
+    assert estimated(1000).largest_context == 0
+    assert not estimated(1000).fits
+
+
+def test_the_pool_is_never_below_the_lower_bound() -> None:
+    for context in (1, 31, 32, 33, 500):
+        found = estimated(1 << 30, context=context)
+        assert found.kv_pool >= found.kv_lower
+        assert found.total == found.weights_packed + found.kv_pool + found.arena + 10**8
+
+
+ESTIMATE = """
+import json, sys
+from dataclasses import asdict
+from martlet.scripts.estimate import estimate_file
+found = estimate_file(sys.argv[1], context=2048, sequences=4)
+print(json.dumps({**asdict(found), "total": found.total}))
+"""
+MEASURE = """
+import sys
+from martlet.runtime.engine import Engine
+from martlet.runtime.machine import resident_bytes
+from martlet.runtime.model import load_model
+from martlet.runtime.sampling_params import SamplingParams
+model = load_model(sys.argv[1], executor="native", context=2048, kv_bytes=int(sys.argv[2]))
+engine = Engine(model.executor, model.tokenizer, context=2048)
+for block in range(1, model.executor.n_blocks):
+    model.executor.copy_block(0, block)
+engine.submit([5] * 300, SamplingParams(max_tokens=5), lambda event: None)
+while engine.step():
+    pass
+print(resident_bytes())
+"""
+
+
+@pytest.mark.skipif(IS_SANITIZED or sys.platform != "linux", reason="needs the plain build, Linux")
+@pytest.mark.parametrize("name", ["smollm2", "gemma3"])
+def test_a_real_model_is_resident_as_estimated(name: str) -> None:
+    """Every block touched, one request served: within 5 %."""
+    path = Path(FOLDER or "") / f"{name}.gguf"
+    if FOLDER is None or not path.exists():
+        pytest.skip(f"set MARTLET_TEST_MODELS to a folder with {name}.gguf")
+
+    def run(code: str, *arguments: str) -> str:
+        return subprocess.check_output([sys.executable, "-c", code, *arguments], text=True)
+
+    found = json.loads(run(ESTIMATE, str(path)))
+    resident = int(run(MEASURE, str(path), str(found["kv_pool"])))
+    assert resident == pytest.approx(found["total"], rel=0.05)
