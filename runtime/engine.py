@@ -165,6 +165,9 @@ class Engine:
             steps=counts.steps,
             preemptions=self.scheduler.n_preemptions,
             finished=dict(counts.finished),
+            blocks_shared=pool.n_shared,
+            fragmentation=self.scheduler.fragmentation(),
+            prefix_misses=dict(counts.missed),
         )
 
     def start(self) -> None:
@@ -252,6 +255,7 @@ class Engine:
         for item in granted:
             if item.request.scheduled_ns is None:
                 item.request.scheduled_ns = now_ns
+                self._counts.count_admitted(item.request)
 
     def _advance(self, request: Request, logits: Logits) -> None:
         """Draws one token and tells the owner; logits (vocab_size,) without padding entries."""

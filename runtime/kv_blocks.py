@@ -70,6 +70,8 @@ class BlockPool:
         self._index = PrefixIndex(block_tokens, fingerprint, hash_block, 4 * n_blocks)
         self._free = FreeList(n_blocks)
         self._n_cached = 0
+        self.n_shared = 0
+        """Blocks held by more than one table."""
 
     @property
     def n_slots(self) -> int:
@@ -191,6 +193,7 @@ class BlockPool:
                 assert place < table.n_registered or self._prefixes[block] is None
         assert holds == self._references, "references differ from the tables that hold blocks"
         assert all(n < 2 or self._prefixes[b] for b, n in enumerate(holds)), "shared, unregistered"
+        assert sum(n > 1 for n in holds) == self.n_shared
         free = self._free.check()
         assert sorted(free) == [b for b, n in enumerate(holds) if n == 0], "free list is wrong"
         is_cached = [self._prefixes[b] is not None for b in free]
@@ -219,9 +222,11 @@ class BlockPool:
             self._free.remove(block)
             self._n_cached -= 1  # empty blocks are taken by grow, not by reference
         self._references[block] += 1
+        self.n_shared += self._references[block] == 2
 
     def _let_go(self, block: int) -> None:
         self._references[block] -= 1
+        self.n_shared -= self._references[block] == 1
         if self._references[block] == 0:
             if self._prefixes[block] is None:
                 self._free.push_front(block)

@@ -75,6 +75,14 @@ class Scheduler:
     def unfinished(self) -> list[Request]:
         return self.running + self.waiting
 
+    def fragmentation(self) -> float:
+        """Slots of held blocks over the tokens in them; 1 while none is held. From any thread."""
+        size, n_empty = self.pool.block_tokens, 0
+        for request in tuple(self.running):
+            n_empty += max(0, len(request.table.blocks) * size - request.n_tokens)
+        n_slots = self.pool.n_held * size
+        return n_slots / max(n_slots - n_empty, 1) if n_slots else 1.0
+
     def schedule(self) -> list[Scheduled]:
         """Rows for the next step; empty only if there is no request."""
         self._make_room_for_decodes()

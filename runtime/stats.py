@@ -5,11 +5,13 @@ Owns: their definitions. Must not know: metric names or formats (server).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from .events import FINISH_REASONS, FinishReason
-from .request import Scheduled
+from .prefix_index import MissReason
+from .request import Request, Scheduled
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,13 @@ class EngineStats:
     steps: int
     preemptions: int
     finished: Mapping[FinishReason, int]
+    blocks_shared: int = 0
+    """Held by more than one running request."""
+    fragmentation: float = 1.0
+    """Slots of held blocks ÷ tokens in them."""
+    prefix_misses: Mapping[MissReason, int] = field(default_factory=dict)
+    """Requests by why their prefix hit ended. Clients can read this, so a block known under another
+    salt counts as new."""
 
 
 @dataclass
@@ -45,9 +54,14 @@ class Counts:
     decoded: int = 0
     recomputed: int = 0
     steps: int = 0
+    missed: Counter[MissReason] = field(default_factory=Counter)
     finished: dict[FinishReason, int] = field(
         default_factory=lambda: dict.fromkeys(FINISH_REASONS, 0)
     )
+
+    def count_admitted(self, request: Request) -> None:
+        if request.miss:
+            self.missed["new" if request.miss.reason == "salt" else request.miss.reason] += 1
 
     def count_step(self, granted: Iterable[Scheduled]) -> None:
         """To be called before the step is committed."""

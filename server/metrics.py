@@ -93,6 +93,16 @@ GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ("martlet_kv_blocks", "Blocks in the KV pool.", lambda s: s.blocks_total),
     ("martlet_kv_blocks_used", "Blocks held by running requests.", lambda s: s.blocks_used),
     ("martlet_kv_blocks_cached", "Free blocks with a known prefix.", lambda s: s.blocks_cached),
+    (
+        "martlet_kv_blocks_shared",
+        "Blocks held by more than one running request.",
+        lambda s: s.blocks_shared,
+    ),
+    (
+        "martlet_kv_fragmentation",
+        "Slots of held blocks / tokens in them: 1 is no waste.",
+        lambda s: s.fragmentation,
+    ),
 )
 
 # name, help, further label, its values with their counts
@@ -120,6 +130,12 @@ COUNTERS: tuple[tuple[str, str, str, Callable[[EngineStats], dict[str, float]]],
         "Requests the engine finished, by reason.",
         "reason",
         lambda s: {reason: count for reason, count in s.finished.items()},
+    ),
+    (
+        "martlet_prefix_misses",
+        "Requests whose prefix hit ended before their last token, by why it did.",
+        "reason",
+        lambda s: {reason: count for reason, count in s.prefix_misses.items()},
     ),
     ("martlet_steps", "Steps computed.", "", lambda s: {"": s.steps}),
     ("martlet_preemptions", "Requests put back to wait.", "", lambda s: {"": s.preemptions}),

@@ -202,3 +202,23 @@ def test_a_request_that_bypasses_the_cache_computes_every_row_and_others_may_use
     run_all(engine)
     assert rows_of(executor) == 200
     assert again.finish.n_cached == 0
+
+
+# ---- what the counts say -------------------------------------------------------------------------
+
+
+def test_stats_tell_shared_blocks_waste_and_misses() -> None:
+    engine, _ = engine_of(hashed(250), **LARGE)
+    assert engine.stats().fragmentation == 1.0
+    for i in range(3):
+        ask(engine, [*SYSTEM, 200 + i], max_tokens=8)
+    while engine.stats().running < 3:
+        assert engine.step()
+    stats = engine.stats()
+    assert (stats.blocks_used, stats.blocks_shared) == (6 + 3, 6)
+    n_tokens = 96 + sum(r.n_tokens - 96 for r in engine.scheduler.running)
+    assert stats.fragmentation == 9 * BLOCK / n_tokens
+    run_all(engine)
+    assert engine.stats().prefix_misses == {"new": 3}, "none, then twice beyond the system prompt"
+    miss_of(engine, SYSTEM, cache_salt=b"x")
+    assert engine.stats().prefix_misses == {"new": 4}, "what is under other salts is not told"
