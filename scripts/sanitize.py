@@ -48,7 +48,11 @@ SANITIZERS = {
 
 
 class Missing(Exception):
-    """One line: what this machine lacks for a sanitized run."""
+    """One line: what this machine lacks for a sanitized run. Exit code 2."""
+
+
+class BuildFailed(Exception):
+    """The output of the compiler. Exit code 1, as for a test that fails."""
 
 
 def find_program(name: str) -> str:
@@ -81,7 +85,7 @@ def build(sanitizer: Sanitizer, folder: Path) -> Path:
     ):
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode:
-            raise Missing(f"{' '.join(command)} failed:\n{done.stdout}")
+            raise BuildFailed(f"{' '.join(command)} failed:\n{done.stdout}")
     return next(folder.glob("martlet/**/libmartlet.so"))
 
 
@@ -114,6 +118,9 @@ def main() -> int:
         except Missing as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
+        except BuildFailed as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
         return run_tests(sanitizer, library, pytest_arguments or [*native_tests(), "-q", "-x"])
 
 
