@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ..runtime.events import Event, FinishEvent
 from ..runtime.sampling_params import SamplingParams
+from ..runtime.service import Service
 
 
 class EngineLike(Protocol):
@@ -28,6 +29,8 @@ class EngineLike(Protocol):
         on_event: Callable[[Event], None],
         *,
         request_id: str | None = None,
+        service: Service = "interactive",
+        deadline_ms: float | None = None,
     ) -> Any: ...
 
     def cancel(self, request_id: str) -> None: ...
@@ -35,11 +38,19 @@ class EngineLike(Protocol):
     def stats(self) -> Any: ...
 
 
+class Terms(NamedTuple):
+    """How an engine request is to be served."""
+
+    service: Service = "interactive"
+    deadline_ms: int | None = None
+
+
 class Ask(NamedTuple):
     """One engine request to be: a prompt and how to continue it."""
 
     prompt_ids: Sequence[int]
     params: SamplingParams
+    terms: Terms = Terms()
 
 
 @dataclass(frozen=True)
@@ -88,7 +99,13 @@ class Job:
                 request_id = f"{self.job_id}-{index}"
                 self._unfinished[index] = request_id
                 on_event = partial(self._from_engine, index)
-                self._engine.submit(ask.prompt_ids, ask.params, on_event, request_id=request_id)
+                self._engine.submit(
+                    ask.prompt_ids,
+                    ask.params,
+                    on_event,
+                    request_id=request_id,
+                    **ask.terms._asdict(),
+                )
         except BaseException:
             # The last one was refused, so the engine does not know it.
             self._unfinished.popitem()

@@ -53,6 +53,11 @@ def fault(message: str, code: str | None = None) -> ApiError:
     return ApiError(500, message, SERVER_FAULT, code=code)
 
 
+def late(message: str) -> ApiError:
+    """The request's own deadline has passed."""
+    return ApiError(504, message, SERVER_FAULT, code="deadline_exceeded")
+
+
 def from_typed(error: MartletError) -> ApiError:
     """The typed error of a lower layer as an answer."""
     if isinstance(error, ContextTooLong):

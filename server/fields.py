@@ -88,7 +88,7 @@ REFUSED: Mapping[str, Refused] = {
     "return_tokens_as_token_ids": Refused(ELSEWHERE, (False,)),
     "prompt_embeds": Refused(MEDIA),
     "logits_processors": Refused(ELSEWHERE, ([],)),
-    "priority": Refused("requests are served in order of arrival", (0,)),
+    "priority": Refused("use service_tier: flex goes behind the others", (0,)),
 }
 
 NO_EFFECT: frozenset[str] = frozenset(
@@ -100,7 +100,6 @@ NO_EFFECT: frozenset[str] = frozenset(
         "prompt_cache_options",
         "prompt_cache_retention",
         "safety_identifier",
-        "service_tier",
         "store",
         "user",
     }

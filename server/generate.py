@@ -23,7 +23,7 @@ from ..runtime.tokenizer import Tokenizer
 from .answer import Choice
 from .bridge import Ask, EngineLike, Job
 from .chat import ChatTemplate
-from .errors import ApiError, fault, refused
+from .errors import ApiError, refused
 from .metrics import Metrics
 from .options import ServerOptions
 from .schema import (
@@ -36,7 +36,7 @@ from .schema import (
     read,
 )
 from .shapes import CHAT, COMPLETION, Shape
-from .stream import Reply, collect, stream
+from .stream import Reply, collect, stream, unfinished
 
 CLIENT_GONE = 499  # nginx's number for it; nobody receives it
 SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -132,7 +132,7 @@ def prepare(service: Service, route: Route, body: bytes) -> Prepared:
         for nth in range(request.n):
             # Choices of one prompt must differ, so each has its own seed: seed, seed + 1, …
             seed = None if params.seed is None else (params.seed + nth) & MAX_SEED
-            asks.append(Ask(prompt.ids, replace(params, seed=seed)))
+            asks.append(Ask(prompt.ids, replace(params, seed=seed), request.terms))
     return Prepared(request, prompts, asks, ignored)
 
 
@@ -215,7 +215,7 @@ async def open_stream(
     if job.first_event is not None:
         first.add(job.first_event)
     if first.failure:
-        raise fault(first.failure)
+        raise unfinished(first)
     events = stream(job, reply, service.options.patience)
     return EventStream(events, job, headers)
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import from_json
 
 from ..runtime.sampling_params import SamplingParams
+from .bridge import Terms
 from .errors import ApiError, refused
 from .fields import unknown_fields
 
@@ -137,6 +138,8 @@ class Generation(Strict):
     presence_penalty: Number = 0.0
     frequency_penalty: Number = 0.0
     repetition_penalty: Number = 1.0
+    service_tier: Literal["auto", "default", "priority", "scale", "flex"] = "auto"
+    deadline_ms: Positive | None = None
 
     SAMPLING: ClassVar[tuple[str, ...]] = (
         "temperature",
@@ -150,6 +153,11 @@ class Generation(Strict):
         "repetition_penalty",
         "logit_bias",
     )
+
+    @property
+    def terms(self) -> Terms:
+        is_background = self.service_tier == "flex"
+        return Terms("background" if is_background else "interactive", self.deadline_ms)
 
     @property
     def n_logprobs(self) -> int | None:

@@ -18,7 +18,7 @@ from ..runtime.events import FinishEvent, TokenEvent
 from ..runtime.tokenizer import Tokenizer
 from .answer import Choice, slowest, timings, usage
 from .bridge import Arrival, EngineStalled, Job, Patience
-from .errors import fault
+from .errors import ApiError, fault, late
 from .logprobs import LogprobWriter
 from .shapes import Json, Shape, choice_entry
 
@@ -46,6 +46,12 @@ class Reply:
     continuous_usage: bool = False
 
 
+def unfinished(choice: Choice) -> ApiError:
+    """For a choice that has a failure."""
+    is_late = choice.finish is not None and choice.finish.reason == "deadline"
+    return (late if is_late else fault)(choice.failure or "")
+
+
 async def collect(job: Job, reply: Reply, patience: Patience) -> Json:
     """The body of a non-streamed answer. Raises ApiError."""
     try:
@@ -54,7 +60,7 @@ async def collect(job: Job, reply: Reply, patience: Patience) -> Json:
                 choice = reply.choices[arrival.index]
                 choice.add(arrival.event)
                 if choice.failure:
-                    raise fault(choice.failure)
+                    raise unfinished(choice)
     except EngineStalled as error:
         raise fault(str(error), code="engine_stalled") from None
     end = slowest(reply.choices)
@@ -86,9 +92,9 @@ async def stream(job: Job, reply: Reply, patience: Patience) -> AsyncIterator[st
                 yield PING
                 continue
             yield "".join(line for arrival in batch for line in _lines(writers, arrival))
-            failed = next((c.failure for c in reply.choices if c.failure), None)
+            failed = next((c for c in reply.choices if c.failure), None)
             if failed:
-                yield sse(fault(failed).body())
+                yield sse(unfinished(failed).body())
                 return
     except EngineStalled as error:
         yield sse(fault(str(error), code="engine_stalled").body())

@@ -120,6 +120,8 @@ class ScriptedEngine:
         on_event: Callable[[Event], None],
         *,
         request_id: str | None = None,
+        service: str = "interactive",
+        deadline_ms: float | None = None,
     ) -> Running:
         n_prompt = len(prompt_ids)
         if n_prompt >= self.context:
