@@ -6,10 +6,13 @@ the routes do. Prints nothing: `on_ready` gets the address once requests are ans
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -17,11 +20,15 @@ import uvicorn
 from ..runtime.engine import Engine
 from ..runtime.errors import MartletError
 from ..runtime.model import Model
+from ..runtime.prefix_store import PrefixStore
 from .app import create_app
 from .options import LOOPBACK_NAMES, ServerOptions, is_loopback
 
 DEFAULT_PORT = 8080
 SHUTDOWN_S = 5
+"""Answers may take this long to finish once the server is told to stop."""
+FAREWELL_S = 10
+"""Then the engine ends them after the step it is in, and their clients are told."""
 
 
 def serve(
@@ -33,14 +40,17 @@ def serve(
     max_queue: int = 64,
     step_rows: int | None = None,
     step_ms: float | None = None,
+    prefix_store: PrefixStore | None = None,
     fingerprint: str = "martlet",
     chat_template: str | None = None,
     options: ServerOptions | None = None,
     on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Blocks until SIGINT (then returns) or SIGTERM (then ends the process, as it asks for).
+    Running answers may finish for SHUTDOWN_S or until a second signal; then they are ended.
 
-    port 0 takes a free one. Raises MartletError when the address cannot be had.
+    prefix_store: where known prefixes outlive the process. port 0 takes a free one. Raises
+    MartletError when the address cannot be had.
     """
     tokenizer, context = model.tokenizer, model.context
     with open_socket(host, port) as listener:
@@ -51,6 +61,7 @@ def serve(
             max_queue=max_queue,
             step_rows=step_rows,
             step_ms=step_ms,
+            prefix_store=prefix_store,
         )
         app = create_app(
             engine,
@@ -65,7 +76,7 @@ def serve(
         try:
             # uvicorn repeats the signal it stopped for, after the last answer is out.
             with contextlib.suppress(KeyboardInterrupt):
-                run_app(app, listener, on_ready)
+                run_app(app, listener, on_ready, end_answers=engine.close)
         finally:
             engine.close()
 
@@ -92,27 +103,64 @@ def open_socket(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def run_app(app: Any, listener: socket.socket, on_ready: Callable[[str], None]) -> None:
+def run_app(
+    app: Any,
+    listener: socket.socket,
+    on_ready: Callable[[str], None],
+    *,
+    end_answers: Callable[[], None],
+) -> None:
     config = uvicorn.Config(
         app,
         log_level="warning",
         access_log=False,
         lifespan="off",
-        timeout_graceful_shutdown=SHUTDOWN_S,
+        timeout_graceful_shutdown=SHUTDOWN_S + FAREWELL_S,
     )
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    Announcing(config, lambda: on_ready(f"http://{shown}:{port}")).run(sockets=[listener])
+    server = Polite(config, lambda: on_ready(f"http://{shown}:{port}"), end_answers)
+    server.run(sockets=[listener])
 
 
-class Announcing(uvicorn.Server):
-    """A server that says when it answers."""
+class Polite(uvicorn.Server):
+    """A server that says when it answers, and lets no client hang when it stops."""
 
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        on_ready: Callable[[], None],
+        end_answers: Callable[[], None],
+    ) -> None:
         super().__init__(config)
         self._on_ready = on_ready
+        self._end_answers = end_answers
+        self._hurry: Callable[[], Any] | None = None
 
     async def startup(self, sockets: Sequence[socket.socket] | None = None) -> None:
         await super().startup(sockets=list(sockets) if sockets else None)
         if self.started:
             self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        loop = asyncio.get_running_loop()
+
+        def end() -> None:
+            late.cancel()
+            # In a thread, as it waits for the engine's step; the loop's own end waits for it.
+            loop.run_in_executor(None, self._end_answers)
+
+        late = loop.call_later(SHUTDOWN_S, end)
+        self._hurry = partial(loop.call_soon_threadsafe, end)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            late.cancel()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal lets answers finish, a second ends them, a third cuts them off."""
+        hurry, self._hurry = self._hurry, None
+        if hurry:
+            hurry()
+        else:
+            super().handle_exit(sig, frame)

@@ -5,18 +5,27 @@ Run as `python -m tests.server.serve_scripted`; prints the address when it is re
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 from martlet.server import serve
 
 from ..runtime.scripted import ScriptedExecutor
 from .scripted_engine import END, byte_tokenizer
 
 
+def some_text(history: np.ndarray) -> int:
+    """About 60 tokens; slowly, where the prompt begins with a tilde."""
+    if history[0] == ord("~"):
+        time.sleep(0.1)
+    return END if len(history) > 60 else ord("x")
+
+
 def main() -> None:
     model: Any = SimpleNamespace(
-        executor=ScriptedExecutor(lambda history: END if len(history) > 60 else ord("x")),
+        executor=ScriptedExecutor(some_text),
         tokenizer=byte_tokenizer(),
         context=256,
     )

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,13 @@ from martlet.server import create_app
 from martlet.server.run import open_socket
 
 from ..runtime.scripted import ScriptedExecutor
-from .scripted_engine import VOCAB_SIZE, assert_refused, byte_tokenizer, running_app
+from .scripted_engine import (
+    VOCAB_SIZE,
+    assert_refused,
+    byte_tokenizer,
+    running_app,
+    wait_until,
+)
 
 ROOT = Path(__file__).parents[2]
 PATH = "/v1/completions"
@@ -119,9 +126,14 @@ def test_second_turn_reports_cached_tokens(client: httpx.Client) -> None:
 
 
 @pytest.fixture
-def child() -> Iterator[tuple[psutil.Process, str]]:
+def child(tmp_path: Path) -> Iterator[tuple[psutil.Process, str]]:
     command = [sys.executable, "-m", "tests.server.serve_scripted"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    with (
+        open(tmp_path / "log", "w") as log,
+        subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True
+        ) as process,
+    ):
         assert process.stdout is not None
         try:
             yield psutil.Process(process.pid), process.stdout.readline().strip()
@@ -136,6 +148,32 @@ def test_process_says_ready_serves_and_ends_on_interrupt(child: tuple[psutil.Pro
     assert answer.json()["choices"][0]["finish_reason"] == "stop"
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 0
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_second_signal_ends_running_answers_in_words(
+    child: tuple[psutil.Process, str], tmp_path: Path, sent: signal.Signals
+) -> None:
+    process, url = child
+    body = {"prompt": "~", "ignore_eos": True}
+    with (
+        httpx.Client(timeout=30, trust_env=False) as client,
+        client.stream("POST", f"{url}{PATH}", json={**body, "stream": True}) as events,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        lines = events.iter_lines()
+        next(lines)
+        whole = pool.submit(httpx.post, f"{url}{PATH}", json=body, timeout=30, trust_env=False)
+        running = 'martlet_requests_running{model_name="tiny"} 2.0'
+        wait_until(lambda: running in client.get(f"{url}/metrics").text)
+        process.send_signal(sent)
+        time.sleep(0.5)  # answers go on; the server has heard the first signal by then
+        process.send_signal(sent)
+        assert "generation was cancelled by the server" in "".join(lines)
+        error = assert_refused(whole.result(), 500)
+    assert error["type"] == "server_error"
+    assert process.wait(20) in (0, -sent)
+    assert "Traceback" not in (tmp_path / "log").read_text()
 
 
 def test_b116_idle_process_uses_no_cpu(child: tuple[psutil.Process, str]) -> None:
