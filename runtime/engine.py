@@ -14,7 +14,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from .executors import Executor
 from .kv_blocks import BlockPool, BlockTable
 from .mailbox import Mailbox
 from .pace import Pace
+from .prefix_store import DiskTier, PrefixStore, SavingExecutor
 from .request import Constraint, Request, Scheduled, State
 from .sampling import Logits, sample, token_logprob
 from .sampling_params import CHOSEN_SEED_BITS, SamplingParams
@@ -62,16 +63,22 @@ class Engine:
         step_ms: float | None = None,
         prefix_reuse: bool = True,
         fingerprint: bytes = b"",
+        prefix_store: PrefixStore | None = None,
     ) -> None:
         """max_queue: requests accepted beyond the max_running that may run at a time.
         step_rows: most rows per step, at most what the executor takes. step_ms: the time a step is
         kept near; by default twice what its streams take without the prompts of others.
+        prefix_store: where known prefixes outlive the pool; closed with the engine.
         """
+        self._tier = (
+            DiskTier(prefix_store, cast(SavingExecutor, executor)) if prefix_store else None
+        )
         pool = BlockPool(
             executor.n_blocks,
             executor.block_tokens,
             prefix_reuse=prefix_reuse,
-            fingerprint=fingerprint,
+            fingerprint=prefix_store.fingerprint if prefix_store else fingerprint,
+            tier=self._tier,
         )
         is_timeless = step_ms is not None and not step_ms > 0  # NaN as well
         if max_running < 1 or max_queue < 0 or (step_rows or 1) < 1 or is_timeless:
@@ -184,6 +191,10 @@ class Engine:
         self._take_mail()
         for request in self.scheduler.unfinished():
             self._finish(request, "cancelled")
+        if self._tier:
+            self.scheduler.pool.save()
+            self._tier.store.close()
+            self._tier = None
 
     # ---- the engine thread -----------------------------------------------------------------------
 

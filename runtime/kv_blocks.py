@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from .errors import ModelError
 from .free_list import FreeList
@@ -30,6 +31,22 @@ from .prefix_index import HashBlock, Key, Miss, Prefix, PrefixIndex, TokenIds, b
 
 Frontier = tuple[Prefix | None, bytes]
 """The block a sequence needs next: the known prefix before it, and its content."""
+
+
+class SecondTier(Protocol):
+    """Keeps what the pool gives up, and may give it back."""
+
+    def has(self, digest: bytes) -> bool: ...
+
+    def restore(self, keys: list[Key], block: int) -> bool:
+        """Fills the free block with the one that ends this chain; False if it is not to be had."""
+        ...
+
+    def keep(self, prefix: Prefix) -> None:
+        """Copies the prefix's block, which is still intact."""
+        ...
+
+    def keep_all(self, prefixes: list[Prefix]) -> None: ...
 
 
 @dataclass
@@ -58,6 +75,7 @@ class BlockPool:
         prefix_reuse: bool = True,
         fingerprint: bytes = b"",
         hash_block: HashBlock = blake2b_chain,
+        tier: SecondTier | None = None,
     ) -> None:
         """fingerprint: all that shapes keys and values besides tokens (weights, KV type, mode)."""
         if n_blocks < 1 or block_tokens < 1:
@@ -65,6 +83,7 @@ class BlockPool:
         self.n_blocks = n_blocks
         self.block_tokens = block_tokens
         self.prefix_reuse = prefix_reuse
+        self._tier = tier
         self._references = [0] * n_blocks
         self._prefixes: list[Prefix | None] = [None] * n_blocks
         self._index = PrefixIndex(block_tokens, fingerprint, hash_block, 4 * n_blocks)
@@ -101,7 +120,8 @@ class BlockPool:
         must be computed, or there would be no logits.
         """
         for place in range(table.n_registered, self._n_reusable(tokens)):
-            known = self._index.find(self._key(table, tokens, place), table.last)
+            key = self._key(table, tokens, place)
+            known = self._index.find(key, table.last) or self._restored(table, key, place)
             if known is None:
                 break
             if place < len(table.blocks):
@@ -170,6 +190,11 @@ class BlockPool:
             self._let_go(table.blocks.pop())
         table.n_registered, table.last = 0, None
 
+    def save(self) -> None:
+        """Hands all known prefixes to the second tier, children before their parents."""
+        if self._tier:
+            self._tier.keep_all(list(self._index)[::-1])
+
     def is_writable(self, table: BlockTable, position: int) -> bool:
         """Whether computing `position` would touch a block of this table alone."""
         block = table.blocks[position // self.block_tokens]
@@ -210,6 +235,24 @@ class BlockPool:
     def _key(self, table: BlockTable, tokens: TokenIds, place: int) -> Key:
         return self._index.key(table.keys, table.salt, tokens, place)
 
+    def _restored(self, table: BlockTable, key: Key, place: int) -> Prefix | None:
+        """The block from the second tier, in a free block which is cached from then on."""
+        if not self._tier or not self._tier.has(key.digest):
+            return None
+        if not self._free or self._index.has_digest(key):
+            return None
+        block = self._free.pop_front()
+        self._forget(block)
+        if not self._tier.restore(table.keys[: place + 1], block):
+            self._free.push_front(block)
+            return None
+        prefix = Prefix(key.digest, table.last, key.content, block)
+        self._prefixes[block] = prefix
+        self._index.add(prefix)
+        self._free.push_back(block)
+        self._n_cached += 1
+        return prefix
+
     def _swap(self, table: BlockTable, place: int, block: int) -> None:
         own = table.blocks[place]
         if own != block:
@@ -237,6 +280,8 @@ class BlockPool:
     def _forget(self, block: int) -> None:
         prefix = self._prefixes[block]
         if prefix is not None:
+            if self._tier:
+                self._tier.keep(prefix)
             self._index.evict(prefix)
             self._prefixes[block] = None
             self._n_cached -= 1

@@ -34,7 +34,7 @@ class NativeUnavailable(ModelError):
     """The native library is not there, or was built for another version of this package."""
 
 
-def _library_path() -> Path:
+def library_path() -> Path:
     """MARTLET_LIBRARY names another build, as one with sanitizers; else the installed one."""
     named = os.environ.get("MARTLET_LIBRARY")
     if named:
@@ -63,7 +63,7 @@ class Library:
     """The opened library and its declarations; refused where the two sides differ in layout."""
 
     def __init__(self) -> None:
-        path = _library_path()
+        path = library_path()
         self.ffi = FFI()
         self.ffi.cdef(_declarations(path))
         try:

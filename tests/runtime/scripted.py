@@ -112,6 +112,13 @@ class ScriptedExecutor:
         size = self.block_tokens
         self._slots[dst * size : (dst + 1) * size] = self._slots[src * size : (src + 1) * size]
 
+    def read_block(self, block: int) -> bytes:
+        return self._slots[block * self.block_tokens :][: self.block_tokens].tobytes()
+
+    def write_block(self, block: int, data: bytes) -> None:
+        place = slice(block * self.block_tokens, (block + 1) * self.block_tokens)
+        self._slots[place] = np.frombuffer(data, np.int32)
+
     def close(self) -> None:
         self.is_closed = True
 
