@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from enum import Enum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -58,7 +59,18 @@ ActivationsOption = Annotated[
     ActivationsName, typer.Option(help="f32 rounds nothing before products, at a third the speed.")
 ]
 KvTypeOption = Annotated[
-    KvTypeName, typer.Option(help="What the cache holds; q8_0 halves its bytes, see the README.")
+    KvTypeName, typer.Option(help="What the cache holds; q8_0 halves its bytes, for a little accuracy.")
+]
+PrefixFolderOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--prefix-cache-dir",
+        file_okay=False,
+        help="Keep computed prompts in this folder, for the next start. Default: nowhere.",
+    ),
+]
+PrefixBytesOption = Annotated[
+    int, typer.Option(parser=parse_bytes, metavar="SIZE", help="Bound of that folder.")
 ]
 KvBytesOption = Annotated[
     int | None,

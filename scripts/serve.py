@@ -15,6 +15,7 @@ from martlet.scripts.console import note
 
 if TYPE_CHECKING:
     from martlet.runtime.model import Model
+    from martlet.runtime.prefix_store import PrefixStore
 
 ROUTES = {True: "/v1/chat/completions", False: "/v1/completions"}  # has a chat template
 
@@ -38,6 +39,8 @@ def serve(
     activations: options.ActivationsOption = options.ActivationsName.int8,
     context: options.ContextOption = None,
     kv_bytes: options.KvBytesOption = None,
+    prefix_folder: options.PrefixFolderOption = None,
+    prefix_cache_bytes: options.PrefixBytesOption = "1G",  # type: ignore[assignment]
     step_ms: Annotated[
         float | None,
         typer.Option(
@@ -72,9 +75,22 @@ def serve(
             port=port,
             max_queue=max_queue,
             step_ms=step_ms,
+            prefix_store=open_store(opened, prefix_folder, prefix_cache_bytes),
             options=ServerOptions(api_keys=keys, origins=tuple(origin or ())),
             on_ready=lambda url: announce(opened, called, url, needs_key=bool(keys)),
         )
+
+
+def open_store(model: Model, folder: Path | None, max_bytes: int) -> PrefixStore | None:
+    """Where computed prompts outlive the process; only a folder that was asked for is written."""
+    if folder is None:
+        return None
+    from martlet.runtime.fingerprint import fingerprint
+    from martlet.runtime.prefix_store import PrefixStore
+
+    store = PrefixStore(folder, fingerprint(model), max_bytes=max_bytes)
+    note(f"prefix cache {folder}: {store.n_bytes / 1e6:,.0f} of {max_bytes / 1e6:,.0f} MB")
+    return store
 
 
 def served_name(spec: str) -> str:
@@ -93,7 +109,7 @@ def announce(model: Model, name: str, url: str, *, needs_key: bool) -> None:
 
 
 def curl_line(name: str, url: str, has_template: bool, needs_key: bool) -> str:
-    body: dict[str, object] = {"model": name, "stream": True, "max_tokens": 64}
+    body: dict[str, object] = {"model": name, "stream": True, "max_tokens": 64, "temperature": 0.7}
     if has_template:
         body["messages"] = [{"role": "user", "content": "Tell me a short story about a bird."}]
     else:
