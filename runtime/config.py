@@ -96,11 +96,19 @@ class ModelConfig:
             vocab_size=_vocab_size(shapes, dim),
             context_train=keys.count("context_length"),
             dim=dim,
-            norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
+            norm_eps=_norm_eps(keys),
             embedding_scale=keys.number("embedding_scale", default_scale),
             attention_scale=_attention_scale(keys, arch, dim, layers),
             layers=layers,
         )
+
+
+def _norm_eps(keys: Keys) -> float:
+    key = "attention.layer_norm_rms_epsilon"
+    eps = keys.number(key)
+    if eps < 0:  # a root of a negative number would make every logit NaN
+        raise FileFormatError(f"{keys.arch}.{key} is {eps:g}, expected at least 0")
+    return eps
 
 
 def _attention_scale(keys: Keys, arch: str, dim: int, layers: tuple[LayerConfig, ...]) -> float:

@@ -123,6 +123,7 @@ def test_sizes_of_local_layers_may_differ() -> None:
         ({"rope__dimension_count": 7}, r"dimension_count is 7"),
         ({"rope__freq_base": math.nan}, r"freq_base is nan, expected a finite number"),
         ({"rope__freq_base": -1.0}, r"freq_base is -1"),
+        ({"attention__layer_norm_rms_epsilon": -1.0}, r"rms_epsilon is -1, expected at least 0"),
         ({"rope__scaling__factor": -2.0}, r"scaling.factor is -2"),
         ({"embedding_length": 64}, r"token_embd.weight' has shape \(300, 48\)"),
         ({"attention__sliding_window_pattern": [True]}, r"pattern has 1 values for 8 layers"),
