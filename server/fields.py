@@ -115,6 +115,11 @@ def unknown_fields(given: Mapping[str, Any], honoured: frozenset[str]) -> list[s
         rule = REFUSED.get(name)
         if rule is None:
             unknown.append(name)
-        elif value not in rule.neutral:
+        elif not any(_is_same(value, neutral) for neutral in rule.neutral):
             raise refused(f"{name}: {rule.reason}", param=name, code="unsupported_parameter")
     return unknown
+
+
+def _is_same(value: Any, neutral: Any) -> bool:
+    """1 and 1.0 are the same number; to Python true is 1 as well, and here it is a mistake."""
+    return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)

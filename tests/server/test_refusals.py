@@ -56,6 +56,13 @@ def test_field_with_an_effect_we_lack_is_refused_by_name(client: httpx.Client, f
     assert_works(client)
 
 
+@pytest.mark.parametrize(("field", "odd"), [("best_of", True), ("logprobs", 0), ("echo", 0)])
+def test_a_truth_value_is_no_number(client: httpx.Client, field: str, odd: Any) -> None:
+    path = PATHS[field == "best_of"]
+    assert field in assert_refused(client.post(path, json={**BODIES[path], field: odd}))["message"]
+    assert_works(client)
+
+
 def test_tools_are_refused_in_words(client: httpx.Client) -> None:
     tool = {"type": "function", "function": {"name": "f", "description": None}}
     error = assert_refused(client.post(PATHS[0], json=chat_body(tools=[tool])))
