@@ -381,7 +381,7 @@ def _fold_glu(p: PlanBuilder) -> None:
     readers = Counter(b for op in p.ops for b in op.inputs if b >= 0)
     writers = Counter(op.out for op in p.ops)
     linear: dict[int, Op] = {op.out: op for op in p.ops if op.kind is OpKind.LINEAR}
-    kept = []
+    kept: list[Op] = []
     for op in p.ops:
         gate_up = linear.get(op.inputs[0]) if op.kind is OpKind.GLU else None
         if gate_up and readers[gate_up.out] == writers[gate_up.out] == 1:

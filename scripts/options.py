@@ -59,7 +59,8 @@ ActivationsOption = Annotated[
     ActivationsName, typer.Option(help="f32 rounds nothing before products, at a third the speed.")
 ]
 KvTypeOption = Annotated[
-    KvTypeName, typer.Option(help="What the cache holds; q8_0 halves its bytes, for a little accuracy.")
+    KvTypeName,
+    typer.Option(help="What the cache holds; q8_0 halves its bytes, for a little accuracy."),
 ]
 PrefixFolderOption = Annotated[
     Path | None,
