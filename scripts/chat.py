@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from martlet.runtime.sampling_params import SamplingParams
 
 HELP = "Ctrl-C ends an answer, /reset forgets the conversation, /exit or Ctrl-D leaves."
+COMMAND = re.compile(r"/[a-z?]+")  # none we know by now; a path or a sentence goes to the model
 
 
 def chat(
@@ -37,7 +39,7 @@ def chat(
 ) -> None:
     """Talk with MODEL. Figures of each answer go to stderr."""
     from martlet.runtime.sampling_params import SamplingParams
-    from martlet.scripts.generate import open_engine, open_model, system_message
+    from martlet.scripts.generate import chat_template, open_engine, open_model, system_message
 
     params = SamplingParams(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, max_tokens=n
@@ -50,6 +52,7 @@ def chat(
         "activations": activations.value,
     }
     with open_model(model, **load) as opened, open_engine(opened) as engine:
+        chat_template(opened)  # a model without one is refused before anything is typed
         note(f"{model}, {opened.context} tokens of context. {HELP}")
         Conversation(opened, engine, params, system_message(system)).run()
 
@@ -70,6 +73,8 @@ class Conversation:
                 return
             if line == "/reset":
                 self.messages = list(self.start)
+            elif COMMAND.fullmatch(line):
+                note(HELP)
             elif line:
                 self.turn(line)
 

@@ -13,6 +13,7 @@ from martlet.scripts.chat import chat
 from martlet.scripts.console import OneLineErrors
 from martlet.scripts.divergence import divergence
 from martlet.scripts.doctor import doctor
+from martlet.scripts.doctor import version as installed_version
 from martlet.scripts.estimate import estimate
 from martlet.scripts.inspect_model import inspect
 from martlet.scripts.perplexity import perplexity
@@ -49,8 +50,17 @@ for name, command in COMMANDS.items():
     app.command(name)(command)
 
 
+def show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"martlet {installed_version()}")
+        raise typer.Exit
+
+
 @app.callback()
 def common(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=show_version, help="Show it.")
+    ] = False,
     debug: Annotated[
         bool, typer.Option(envvar="MARTLET_DEBUG", help="Show where an error came from.")
     ] = False,

@@ -43,7 +43,8 @@ def one_line_errors(*, debug: bool = False) -> Iterator[None]:
         message = error.format_message()  # type: ignore[attr-defined]
         if not message:  # no command given: the help was shown instead
             raise typer.Exit(EXIT_USAGE) from None
-        fail(f"{message} See `{command} --help`.", EXIT_USAGE)
+        stop = "" if message.endswith((".", "?")) else "."
+        fail(f"{message}{stop} See `{command} --help`.", EXIT_USAGE)
     except BrokenPipeError:  # the reader of our output went away, as in `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(EXIT_ERROR) from None

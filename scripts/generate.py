@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def open_model(
-    spec: str, *, kv_type: str = "f16", activations: str = "int8", **load_options: Any
-) -> Iterator[Model]:
-    """The model `spec` names, fetched if need be, loaded, and closed at the end."""
+def open_model(spec: str, **load_options: Any) -> Iterator[Model]:
+    """The model `spec` names, fetched if need be, loaded, and closed at the end.
+    Options are load_model's, but for kv_type and activations: the words of the command line."""
     from martlet.runtime.machine import allowed_cpus, choose_threads
     from martlet.runtime.model import load_model
     from martlet.runtime.ops import KvType
@@ -30,14 +29,11 @@ def open_model(
     threads = load_options.get("threads")
     if threads is not None and threads > len(allowed_cpus()):
         note(f"warning: {threads} threads {choose_threads(threads).reason}")
+    kv_type = KvType[load_options.pop("kv_type", "f16").upper()]
+    is_float = load_options.pop("activations", "int8") == "f32"
     with byte_progress() as progress:
         path = find_model(spec, progress=progress)
-    model = load_model(
-        path,
-        kv_type=KvType[kv_type.upper()],
-        float_activations=activations == "f32",
-        **load_options,
-    )
+    model = load_model(path, kv_type=kv_type, float_activations=is_float, **load_options)
     try:
         yield model
     finally:
@@ -97,12 +93,17 @@ def system_message(system: str | None) -> list[dict[str, str]]:
 
 
 def chat_ids(model: Model, messages: Sequence[dict[str, str]]) -> list[int]:
-    from martlet.runtime.errors import UnsupportedError
     from martlet.server.chat import render_chat
+
+    return render_chat(chat_template(model), messages, tokenizer=model.tokenizer)
+
+
+def chat_template(model: Model) -> str:
+    from martlet.runtime.errors import UnsupportedError
 
     template = model.tokenizer.chat_template
     if template is None:
         raise UnsupportedError(
-            f"{model.config.name} has no chat template; `martlet run` completes raw text"
+            f"{model.config.name} has no chat template; `martlet run` without --chat completes text"
         )
-    return render_chat(template, messages, tokenizer=model.tokenizer)
+    return template

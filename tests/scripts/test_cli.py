@@ -1,6 +1,7 @@
 """The commands as a person meets them: output, one-line errors, exit codes."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -56,7 +57,13 @@ def test_wrong_usage_is_one_line_with_the_way_to_help(arguments: list[str], told
     line = only_line(result.stderr)
     assert line.startswith("error: ")
     assert told in line
-    assert "--help" in line
+    assert re.search(r"[.?] See `martlet.* --help`\.$", line)
+
+
+def test_the_version_is_one_line() -> None:
+    result = CliRunner().invoke(cli.app, ["--version"])
+    assert result.exit_code == 0
+    assert re.fullmatch(r"martlet \S+\n", result.stdout)
 
 
 @pytest.mark.parametrize("command", ["run", "chat", "serve", "inspect", "perplexity"])
@@ -151,6 +158,22 @@ def test_a_model_without_a_template_says_what_to_use(martlet: Martlet, tmp_path:
     done = martlet("run", str(path), "-p", "hi", "--chat", *REFERENCE)
     assert done.returncode == console.EXIT_ERROR
     assert "no chat template" in only_line(done.stderr)
+
+
+def test_chat_refuses_a_model_without_a_template_before_a_word(
+    martlet: Martlet, tmp_path: Path
+) -> None:
+    path = write_tiny_model(tmp_path / "base.gguf", template=None)
+    done = martlet("chat", str(path), *REFERENCE, stdin="hi\n")
+    assert done.returncode == console.EXIT_ERROR
+    assert "no chat template" in only_line(done.stderr)
+
+
+def test_chat_explains_a_command_it_does_not_have(martlet: Martlet, tiny_file: Path) -> None:
+    options = ["-n", "2", *REFERENCE]
+    done = martlet("chat", str(tiny_file), *options, stdin="/help\n/usr/bin\n")
+    assert done.stderr.count("/reset forgets") == 2  # at the start and for /help
+    assert done.stderr.count("ttft") == 1  # a path is something to say
 
 
 def test_a_prompt_beyond_the_context_is_refused(martlet: Martlet, tiny_file: Path) -> None:
