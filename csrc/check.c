@@ -1,5 +1,5 @@
-/* Refuses plans and steps that would leave their buffers. Runs once per plan and once per step, so
- * the ops themselves check nothing.
+/* Refuses plans that would leave their buffers. Runs once per plan, and check_step.c once per step,
+ * so the ops themselves check nothing.
  *
  * The limits below are far above any model. With them no product of sizes overflows: 64 bits hold
  * the bytes of the KV pool and of the scratch, 31 bits the work items of an op. */
@@ -130,8 +130,26 @@ static int check_attention(const mt_plan *p, const mt_op *op, const mt_buffer *a
     return any->width == op->i[0] * op->i[3] && (any->kind == MT_BUF_F32 || op->i[3] % 32 == 0);
 }
 
+static int overlap(const mt_plan *p, const mt_buffer *a, const mt_buffer *b) {
+    return !a->is_logits && !b->is_logits && a->offset < b->offset + b->row_bytes * p->max_rows &&
+           b->offset < a->offset + a->row_bytes * p->max_rows;
+}
+
+/* Items of an op run side by side, so none may write what another one reads. In place work those
+ * whose items are whole rows. */
+static int check_apart(const mt_plan *p, const mt_op *op) {
+    const int in_place =
+        op->kind == MT_OP_NORM || op->kind == MT_OP_ADD || op->kind == MT_OP_ROPE_KV;
+    for (int i = 0; i < 2; i++) {
+        const int32_t in = op->in[i];
+        if (in < 0 || in >= p->n_buffers || (in_place && in == op->out)) continue;
+        if (overlap(p, &p->buffers[in], &p->buffers[op->out])) return 0;
+    }
+    return 1;
+}
+
 static int check_op(const mt_plan *p, const mt_op *op) {
-    if (op->out < 0 || op->out >= p->n_buffers) return 0;
+    if (op->out < 0 || op->out >= p->n_buffers || !check_apart(p, op)) return 0;
     const mt_buffer *any = &p->buffers[op->out], *out = buffer_of(p, op->out, MT_BUF_F32);
     const mt_buffer *in = buffer_of(p, op->in[0], MT_BUF_F32);
     switch (op->kind) {
@@ -256,49 +274,5 @@ int32_t mt_check_plan(const mt_plan *p, const mt_options *o, char *err) {
     for (int32_t i = 0; i < p->n_ops; i++)
         if (!check_op(p, &p->ops[i]))
             return mt_fail(err, "op %d of kind %d has operands that do not fit", i, p->ops[i].kind);
-    return 0;
-}
-
-static int32_t check_rows(const mt_engine *e, const mt_step *s, int32_t seq, char *err) {
-    /* a table may name a block twice, but scratch is sized for the positions of the pool */
-    const int64_t width = s->table_width < e->n_blocks ? s->table_width : e->n_blocks;
-    const int64_t reach = width * e->block_tokens;
-    for (int32_t r = s->seq_start[seq]; r < s->seq_start[seq + 1]; r++) {
-        if (s->tokens[r] < 0 || s->tokens[r] >= e->n_tokens)
-            return mt_fail(err, "token %d of row %d is outside the vocabulary of %lld",
-                           s->tokens[r], r, (long long)e->n_tokens);
-        if (s->positions[r] < 0 || s->positions[r] >= reach)
-            return mt_fail(err, "position %d of row %d is outside its block table of %lld slots",
-                           s->positions[r], r, (long long)reach);
-        if (r > s->seq_start[seq] && s->positions[r] != s->positions[r - 1] + 1)
-            return mt_fail(err, "rows %d and %d of one sequence are not neighbours", r - 1, r);
-    }
-    const int32_t last = s->positions[s->seq_start[seq + 1] - 1];
-    for (int32_t b = 0; b <= last / e->block_tokens; b++) {
-        const int32_t id = s->block_table[(int64_t)seq * s->table_width + b];
-        if (id < 0 || id >= e->n_blocks)
-            return mt_fail(err, "block %d of sequence %d is %d, the pool has %d", b, seq, id,
-                           e->n_blocks);
-    }
-    return 0;
-}
-
-int32_t mt_check_step(const mt_engine *e, const mt_step *s, char *err) {
-    if (s->n_rows < 1 || s->n_rows > e->plan.max_rows || s->n_seqs < 1 || s->n_seqs > s->n_rows ||
-        s->n_out < 0 || s->n_out > s->n_rows || s->table_width < 1 || (s->n_out && !s->logits))
-        return mt_fail(err, "step of %d rows, %d sequences, %d outputs; at most %d rows fit",
-                       s->n_rows, s->n_seqs, s->n_out, e->plan.max_rows);
-    if (s->seq_start[0] != 0 || s->seq_start[s->n_seqs] != s->n_rows)
-        return mt_fail(err, "sequences cover rows %d to %d of %d", s->seq_start[0],
-                       s->seq_start[s->n_seqs], s->n_rows);
-    for (int32_t seq = 0; seq < s->n_seqs; seq++) {
-        if (s->seq_start[seq] < 0 || s->seq_start[seq + 1] > s->n_rows ||
-            s->seq_start[seq] >= s->seq_start[seq + 1])
-            return mt_fail(err, "sequence %d covers no rows", seq);
-        if (check_rows(e, s, seq, err)) return -1;
-    }
-    for (int32_t i = 0; i < s->n_out; i++)
-        if (s->out_rows[i] < 0 || s->out_rows[i] >= s->n_rows)
-            return mt_fail(err, "output %d wants row %d of %d", i, s->out_rows[i], s->n_rows);
     return 0;
 }

@@ -171,6 +171,13 @@ def attend_logits(r: Records) -> None:
     r.ops["in"][at, 0] = wide
 
 
+def rows_over_their_copies(r: Records) -> None:
+    """Rows are taken out of a buffer while others are written into it."""
+    at = op_of(r, OpKind.TAKE_ROWS)
+    read, written = int(r.ops["in"][at, 0]), int(r.ops["out"][at])
+    r.buffers["offset"][written] = r.buffers["offset"][read] + 64
+
+
 def set_field(array: str, kind: OpKind, name: str, element: int, value: int) -> Spoil:
     def spoil(r: Records) -> None:
         apply(r, (array, op_of(r, kind), name, element, value))
@@ -183,6 +190,7 @@ NAMED = {
     "norm weight that is a matrix": (norm_weight_as_matrix, "op"),
     "trig in the logits": (trig_from_logits, "op"),
     "queries in the logits": (attend_logits, "op"),
+    "copies over their source": (rows_over_their_copies, "op"),
     "two widths of logits": (two_widths_of_logits, "logits of"),
     "a layer nobody uses": (unused_layer, "KV layer 1 has 65536 heads"),
     "values of 2^31": (stride_overflow, "KV layer 1 has 1 heads of 1 and 2147483647"),

@@ -1,0 +1,47 @@
+/* Refuses steps that would leave their arrays or the engine's memory, with the numbers. Lengths of
+ * the arrays themselves are the caller's word. */
+#include "engine.h"
+
+static int32_t check_rows(const mt_engine *e, const mt_step *s, int32_t seq, char *err) {
+    /* a table may name a block twice, but scratch is sized for the positions of the pool */
+    const int64_t width = s->table_width < e->n_blocks ? s->table_width : e->n_blocks;
+    const int64_t reach = width * e->block_tokens;
+    for (int32_t r = s->seq_start[seq]; r < s->seq_start[seq + 1]; r++) {
+        if (s->tokens[r] < 0 || s->tokens[r] >= e->n_tokens)
+            return mt_fail(err, "token %d of row %d is outside the vocabulary of %lld",
+                           s->tokens[r], r, (long long)e->n_tokens);
+        if (s->positions[r] < 0 || s->positions[r] >= reach)
+            return mt_fail(err, "position %d of row %d is outside its block table of %lld slots",
+                           s->positions[r], r, (long long)reach);
+        if (r > s->seq_start[seq] && s->positions[r] != s->positions[r - 1] + 1)
+            return mt_fail(err, "rows %d and %d of one sequence are not neighbours", r - 1, r);
+    }
+    const int32_t last = s->positions[s->seq_start[seq + 1] - 1];
+    for (int32_t b = 0; b <= last / e->block_tokens; b++) {
+        const int32_t id = s->block_table[(int64_t)seq * s->table_width + b];
+        if (id < 0 || id >= e->n_blocks)
+            return mt_fail(err, "block %d of sequence %d is %d, the pool has %d", b, seq, id,
+                           e->n_blocks);
+    }
+    return 0;
+}
+
+int32_t mt_check_step(const mt_engine *e, const mt_step *s, char *err) {
+    if (s->n_rows < 1 || s->n_rows > e->plan.max_rows || s->n_seqs < 1 || s->n_seqs > s->n_rows ||
+        s->n_out < 0 || s->n_out > s->n_rows || s->table_width < 1 || (s->n_out && !s->logits))
+        return mt_fail(err, "step of %d rows, %d sequences, %d outputs; at most %d rows fit",
+                       s->n_rows, s->n_seqs, s->n_out, e->plan.max_rows);
+    if (s->seq_start[0] != 0 || s->seq_start[s->n_seqs] != s->n_rows)
+        return mt_fail(err, "sequences cover rows %d to %d of %d", s->seq_start[0],
+                       s->seq_start[s->n_seqs], s->n_rows);
+    for (int32_t seq = 0; seq < s->n_seqs; seq++) {
+        if (s->seq_start[seq] < 0 || s->seq_start[seq + 1] > s->n_rows ||
+            s->seq_start[seq] >= s->seq_start[seq + 1])
+            return mt_fail(err, "sequence %d covers no rows", seq);
+        if (check_rows(e, s, seq, err)) return -1;
+    }
+    for (int32_t i = 0; i < s->n_out; i++)
+        if (s->out_rows[i] < 0 || s->out_rows[i] >= s->n_rows)
+            return mt_fail(err, "output %d wants row %d of %d", i, s->out_rows[i], s->n_rows);
+    return 0;
+}
