@@ -144,11 +144,11 @@ class Polite(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         loop = asyncio.get_running_loop()
+        ending: list[asyncio.Future[None]] = []
 
         def end() -> None:
-            late.cancel()
-            # In a thread, as it waits for the engine's step; the loop's own end waits for it.
-            loop.run_in_executor(None, self._end_answers)
+            if not ending:  # in a thread, as it waits for the engine's step
+                ending.append(loop.run_in_executor(None, self._end_answers))
 
         late = loop.call_later(SHUTDOWN_S, end)
         self._hurry = partial(loop.call_soon_threadsafe, end)
@@ -156,6 +156,9 @@ class Polite(uvicorn.Server):
             await super().shutdown(sockets)
         finally:
             late.cancel()
+        # Before the signal is repeated: SIGTERM then ends the process on the spot.
+        end()
+        await ending[0]
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal lets answers finish, a second ends them, a third cuts them off."""

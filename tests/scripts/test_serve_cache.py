@@ -22,8 +22,8 @@ COMMAND = [sys.executable, "-m", "martlet.scripts.cli", "serve"]
 
 
 @contextmanager
-def server(*arguments: str) -> Iterator[str]:
-    """The address of its first route; stopped by Ctrl-C at the end."""
+def server(*arguments: str, stop: signal.Signals) -> Iterator[str]:
+    """The address of its first route; stopped by this signal at the end."""
     with subprocess.Popen(
         [*COMMAND, *arguments, "--port", "0"], stdout=subprocess.PIPE, text=True
     ) as child:
@@ -31,7 +31,7 @@ def server(*arguments: str) -> Iterator[str]:
         try:
             yield next(w for w in child.stdout.readline().split() if w.startswith("http"))
         finally:
-            child.send_signal(signal.SIGINT)
+            child.send_signal(stop)
             child.wait(60)
 
 
@@ -46,12 +46,15 @@ def ask(url: str) -> dict:
     return answer
 
 
-@pytest.mark.skipif(os.name == "nt", reason="stops the server by SIGINT")
-def test_a_restarted_server_knows_its_prompts(tiny_file: Path, tmp_path: Path) -> None:
+@pytest.mark.skipif(os.name == "nt", reason="stops the server by a signal")
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_restarted_server_knows_its_prompts(
+    tiny_file: Path, tmp_path: Path, stop: signal.Signals
+) -> None:
     options = (str(tiny_file), "--executor", "native", "--prefix-cache-dir", str(tmp_path / "kv"))
     answers = []
     for _ in range(2):
-        with server(*options) as url:
+        with server(*options, stop=stop) as url:
             answers.append(ask(url))
     cached = [a["usage"]["prompt_tokens_details"]["cached_tokens"] for a in answers]
     assert cached == [0, 96]
