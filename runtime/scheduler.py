@@ -39,13 +39,14 @@ class Scheduler:
         *,
         step_rows: int,
         max_running: int,
-        prompt_rows: Callable[[int], int] | None = None,
+        prompt_rows: Callable[[int, int], int] | None = None,
     ) -> None:
         """step_rows: most rows in a step. A running request needs one each, so it bounds them.
-        prompt_rows: most rows of prompts beside the given number of streams (see pace.py).
+        prompt_rows: most rows of prompts beside so many streams, when so many prompts could be
+        finished in one step (see pace.py).
         """
         self.pool = pool
-        self._prompt_rows = prompt_rows or (lambda n_streams: step_rows)
+        self._prompt_rows = prompt_rows or (lambda n_streams, n_short: step_rows)
         self.step_rows = step_rows
         self.max_running = min(max_running, step_rows)
         self.max_background = max(1, self.max_running * 3 // 4)
@@ -91,7 +92,8 @@ class Scheduler:
                 self._take_known(request)
         self._admit()
         n_streams = sum(request.is_streaming for request in self.running)
-        budget = min(self.step_rows, n_streams + self._prompt_rows(n_streams))
+        n_short = sum(r.n_pending <= self.step_rows for r in self.running) - n_streams
+        budget = min(self.step_rows, n_streams + self._prompt_rows(n_streams, n_short))
         granted, first = [], favoured(self.n_steps)
         self.n_steps += 1
         # A stable sort: places stay in order inside each group.

@@ -1,0 +1,149 @@
+"""The engine over the native executor: whatever the schedule, each request's logits are bit-equal
+to those it has alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hypothesis import HealthCheck, Phase, event, given, settings
+from hypothesis import strategies as st
+from martlet.runtime.engine import Engine
+from martlet.runtime.executors.native import NativeExecutor
+from martlet.runtime.ops import KvType
+from martlet.runtime.prefix_store import PrefixStore
+from martlet.runtime.sampling import SamplingParams
+
+from .harness import Answer, run_all
+from .native_library import IS_SANITIZED  # skips the file where there is no native library
+from .scripted import ScriptedTokenizer
+from .tiny import TinyDims, TinyModel, tiny_model
+
+BLOCK, CONTEXT, N_OUTPUT = 16, 144, 20
+DIMS = TinyDims(dim=64, ffn_dim=128, heads=4, kv_heads=2, head_dim=16, vocab_size=260)
+SYSTEM = [(7 * i) % 250 for i in range(90)]
+
+
+@cache
+def model_of(arch: str) -> TinyModel:
+    return tiny_model(arch, formats=("Q4_0", "Q8_0"), dims=DIMS)
+
+
+def executor_of(arch: str, kv_type: KvType, n_blocks: int, n_threads: int) -> NativeExecutor:
+    model = model_of(arch)
+    return NativeExecutor(
+        model.plan(32),
+        model.weights,
+        block_tokens=BLOCK,
+        n_blocks=n_blocks,
+        kv_type=kv_type,
+        n_threads=n_threads,
+    )
+
+
+def recorded(engine: Engine) -> dict[str, list[bytes]]:
+    """The logits behind every token drawn from now on, by request."""
+    seen: dict[str, list[bytes]] = {}
+    advance: Callable[..., None] = engine._advance
+
+    def recording(request: Any, logits: np.ndarray) -> None:
+        seen.setdefault(request.id, []).append(logits.tobytes())
+        advance(request, logits)
+
+    engine._advance = recording  # type: ignore[method-assign]
+    return seen
+
+
+@cache
+def solo(arch: str, kv_type: KvType, prompt: tuple[int, ...]) -> list[bytes]:
+    engine = Engine(
+        executor_of(arch, kv_type, 32, 1),
+        ScriptedTokenizer(eog_ids=()),
+        context=CONTEXT,
+        prefix_reuse=False,
+    )
+    seen = recorded(engine)
+    submit(engine, "solo", prompt)
+    run_all(engine)
+    return seen["solo"]
+
+
+def submit(engine: Engine, name: str, prompt: tuple[int, ...], **options: Any) -> None:
+    params = SamplingParams(temperature=0.7, seed=len(prompt), max_tokens=N_OUTPUT)
+    engine.submit(prompt, params, Answer(), request_id=name, **options)
+
+
+PROMPTS = st.builds(
+    lambda common, own, n: (*SYSTEM[:common], *[own] * n),
+    st.one_of(st.integers(0, 90), st.sampled_from([16, 48, 80])),
+    st.integers(0, 3),
+    st.integers(1, 18),
+)
+
+
+@given(
+    arch=st.sampled_from(["llama", "gemma3"]),
+    kv_type=st.sampled_from([KvType.F16, KvType.Q8_0]),
+    visits=st.lists(
+        st.tuples(PROMPTS, st.integers(0, 8), st.sampled_from([None, None, None, 1, 4, 9])),
+        min_size=1,
+        max_size=16,
+    ),
+    n_blocks=st.integers(CONTEXT // BLOCK, 24),
+    n_threads=st.integers(1, 4),
+    step_rows=st.integers(1, 32),
+    is_kept=st.booleans(),
+    is_background=st.booleans(),
+)
+@settings(
+    max_examples=3 if IS_SANITIZED else 40,
+    deadline=None,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_logits_are_those_of_a_solo_run(
+    tmp_path: Path,
+    arch: str,
+    kv_type: KvType,
+    visits: list[tuple[tuple[int, ...], int, int | None]],
+    n_blocks: int,
+    n_threads: int,
+    step_rows: int,
+    is_kept: bool,
+    is_background: bool,
+) -> None:
+    """Two lives: the second finds the first one's prefixes on disk, if they are kept."""
+    for life in range(2):
+        executor = executor_of(arch, kv_type, n_blocks, n_threads)
+        key = f"{arch} {kv_type.name}".encode()
+        store = PrefixStore(tmp_path, key, max_bytes=200_000) if is_kept else None
+        engine = Engine(
+            executor,
+            ScriptedTokenizer(eog_ids=()),
+            context=CONTEXT,
+            step_rows=step_rows,
+            prefix_store=store,
+        )
+        seen = recorded(engine)
+        for now in range(10):
+            for i, (prompt, arrives_at, cancelled_at) in enumerate(visits):
+                if arrives_at == now:
+                    service = "background" if is_background and i % 2 else "interactive"
+                    submit(engine, str(i), prompt, service=service)
+                if cancelled_at == now:
+                    engine.cancel(str(i))
+            engine.step()
+            engine.scheduler.check()
+        run_all(engine)
+        stats = engine.stats()
+        event(f"preempted {stats.preemptions > 0}, cached {stats.tokens_cached > 0}, life {life}")
+        engine.close()
+        executor.close()
+        assert stats.finished["error"] == 0
+        for i, (prompt, _, cancelled_at) in enumerate(visits):
+            expected, got = solo(arch, kv_type, prompt), seen.get(str(i), [])
+            assert got == expected[: len(got)], f"request {i} has other logits than alone"
+            assert cancelled_at is not None or len(got) == N_OUTPUT
