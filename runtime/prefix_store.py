@@ -66,7 +66,7 @@ class PrefixStore:
         self._pending_bytes = 0
         self._work: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._scan()
         except OSError as error:
             raise ModelError(
