@@ -25,12 +25,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--executor", default="auto", help="auto, native, numba or reference")
     parser.add_argument("--threads", type=int, help="default: what suits this machine")
     parser.add_argument("--context", type=int, help="tokens a request may span")
+    parser.add_argument("--kv-bytes", metavar="SIZE", help="memory for keys and values, as 2G")
     return parser.parse_args()
 
 
 def serve_options(arguments: argparse.Namespace) -> list[str]:
     given = {"--executor": arguments.executor, "--threads": arguments.threads}
-    given["--context"] = arguments.context
+    given |= {"--context": arguments.context, "--kv-bytes": arguments.kv_bytes}
     return [word for name, value in given.items() if value for word in (name, str(value))]
 
 
