@@ -45,7 +45,7 @@ typedef struct mt_kernels {
      * with scales f32 [block][sub][32] and, for formats with a minimum, mins alike. */
     void (*unpack)(const mt_layout *f, const uint8_t *tile, int64_t b, int n_blocks, uint8_t *codes,
                    float *scales, float *mins);
-    /* acc[column][32] += (is_first: =) products of unpacked blocks with `n_cols` activation rows, in
+    /* acc[column][32] += (is_first: =) products of unpacked blocks with n_cols activation rows, in
      * ascending block order. `x` points at block b of the first row. Meanwhile ahead_bytes at
      * `ahead` are fetched towards the core: the packed blocks of the next call. */
     void (*mm_q8)(const mt_layout *f, const uint8_t *codes, const float *scales, const float *mins,
@@ -64,7 +64,7 @@ typedef struct mt_kernels {
     /* acc[column][32] += w[k][32] * x[column][k], k ascending. */
     void (*mm_f32)(const float *w, int n, const float *x, size_t x_stride, int n_cols, float *acc);
 
-    /* Blocks of x, or where `coarse` is not NULL of x - coarse, to blocks out_stride bytes apart. */
+    /* Blocks of x, or where `coarse` is not NULL of x - coarse, out_stride bytes apart. */
     void (*quantize)(const float *x, const mt_q8_block *coarse, int n, size_t out_stride,
                      mt_q8_block *out);
     /* Per group: out (+)= weight * x / sqrt(mean(x^2) + eps); weight: NULL or one group or n. */

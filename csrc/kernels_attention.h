@@ -41,7 +41,7 @@ static inline key_group key_group_at(const mt_kv_view *kv, int32_t position) {
                        scales + group * (size_t)mt_kv_scales(kv->head_dim) * 16};
 }
 
-/* Dimension d of the group. q * scale is exact in float, so converting early or late is the same. */
+/* Dimension d of the group. q * scale is exact in float, so early or late is the same. */
 ALWAYS_INLINE vf load_keys(key_group group, int type, int d) {
     const vf k = load_kv(group.keys, type, (size_t)d * 16);
     return type == MT_KV_Q8_0 ? vf_mul(k, vf_load_f16(group.scales + d / 32 * 16)) : k;

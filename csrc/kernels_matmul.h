@@ -175,10 +175,10 @@ typedef void mm_tile_fn(const uint8_t *, const float *, const float *, int, cons
 #define MM_FUNCTION(name, cols, n_sub, has_min, bias)                                              \
     static void mm_##name##_##cols(const uint8_t *codes, const float *scales, const float *mins,   \
                                    int n_blocks, const mt_q8_block *x, size_t x_stride,            \
-                                   int is_first, float *acc) {                                                   \
+                                   int is_first, float *acc) {                                     \
         for (int h = 0; h < 2; h += MM_HALVES)                                                     \
             mm_tile(cols, MM_HALVES, n_sub, has_min, bias, codes + h * 64, scales + h * 16,        \
-                    mins + h * 16, n_blocks, x, x_stride, is_first, acc + h * 16);                           \
+                    mins + h * 16, n_blocks, x, x_stride, is_first, acc + h * 16);                 \
     }
 #if MM_COLS == 6
 #define MM_EACH_COLS(X, ...)                                                                       \
@@ -333,7 +333,7 @@ static void mm_direct(const mt_layout *f, const uint8_t *tile, int n_blocks,
     }
 }
 
-/* -- float weights ------------------------------------------------------------------------------ */
+/* -- float weights ----------------------------------------------------------------------------- */
 
 static void unpack_float(int32_t format, const uint8_t *tile, int64_t k, int n, float *w) {
     for (int i = 0; i < n * 32; i += 16) {
@@ -354,7 +354,8 @@ static void widen_blocks(const mt_layout *f, const uint8_t *codes, const float *
     for (int b = 0; b < n_blocks; b++)
         for (int g = 0; g < 8; g++)
             for (int half = 0; half < 2; half++) {
-                const size_t at = ((size_t)b * sub_blocks + (size_t)(g / 4) * (sub_blocks - 1)) * 32;
+                const size_t sub = (size_t)b * sub_blocks + (size_t)(g / 4) * (sub_blocks - 1);
+                const size_t at = sub * 32;
                 const vf dw = vf_load(scales + at + half * 16);
                 const vb four = vb_load(codes + (size_t)b * 1024 + (g * 2 + half) * 64);
                 for (int j = 0; j < 4; j++) {

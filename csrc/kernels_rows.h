@@ -132,8 +132,8 @@ static inline void turn(vf *x, vf *y, vf c, vf s) {
     *y = vf_add(vf_mul(a, s), vf_mul(b, c));
 }
 
-/* Pair i of a head is (2 i, 2 i + 1) or (i, i + n_rot / 2). The pairs past the last 16 take the same
- * steps one by one, in lanes as well: compilers fuse the scalar form whatever they are told. */
+/* Pair i of a head is (2 i, 2 i + 1) or (i, i + n_rot / 2). The pairs past the last 16 take the
+ * same steps one by one, in lanes as well: compilers fuse the scalar form whatever flags say. */
 static void rotate_head(float *x, int n_rot, int style, const float *trig) {
     const int half = n_rot / 2;
     const int step = style == MT_ROPE_PAIR ? 2 : 1, apart = style == MT_ROPE_PAIR ? 1 : half;

@@ -98,7 +98,7 @@ static void touch(void *raw, int thread) {
     memset(l->buffer + thread * l->span_bytes, 1, (size_t)l->span_bytes);
 }
 
-/* Wide enough for the compiler's widest baseline vectors, in ascending order as weights are read. */
+/* Wide enough for the compiler's baseline vectors, in ascending order as weights are read. */
 static int64_t read_bytes(const uint8_t *p, int64_t n_bytes, uint64_t *sink) {
     const uint64_t *words = (const uint64_t *)(const void *)p;
     uint64_t seen[16] = {0};

@@ -69,7 +69,7 @@ enum mt_activation { MT_ACT_SILU = 0, MT_ACT_GELU_TANH = 1 };
 /* Q8_0: int8 with one half-precision scale per 32 values of a head */
 enum mt_kv_type { MT_KV_F16 = 0, MT_KV_F32 = 1, MT_KV_Q8_0 = 2 };
 
-/* One recorded operation. Which fields an op reads is listed in runtime/ops.py; unused ids are -1. */
+/* One recorded operation. Which fields an op reads is in runtime/ops.py; unused ids are -1. */
 typedef struct mt_op {
     int32_t kind;
     int32_t flags;
@@ -170,7 +170,7 @@ int32_t mt_isa_best(void);
 mt_engine *mt_engine_create(const mt_plan *plan, const mt_options *options, char *err);
 int32_t mt_engine_run(mt_engine *engine, const mt_step *step, char *err);
 int32_t mt_engine_copy_block(mt_engine *engine, int32_t src, int32_t dst, char *err);
-/* Keys and values of one block in all layers, in the layout of this build: mt_engine_block_bytes. */
+/* Keys and values of one block in all layers, as this build lays them out: block_bytes bytes. */
 int64_t mt_engine_block_bytes(const mt_engine *engine);
 int32_t mt_engine_read_block(const mt_engine *engine, int32_t block, uint8_t *out, char *err);
 int32_t mt_engine_write_block(mt_engine *engine, int32_t block, const uint8_t *in, char *err);

@@ -99,7 +99,7 @@ static int rows_of(const mt_engine *e, const mt_op *op) {
     return mt_rows_of(e, &e->buffers[op->out]);
 }
 
-/* -- linear: up to three stacked weights -------------------------------------------------------- */
+/* -- linear: up to three stacked weights ------------------------------------------------------- */
 
 static int stacked_tiles(const mt_engine *e, const mt_op *op) {
     int64_t n = 0;
@@ -143,7 +143,7 @@ static void run_linear(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {
 
 const mt_phase mt_linear_phase = {count_linear, run_linear};
 
-/* -- linear_glu: activation(gate) * up, tile by tile -------------------------------------------- */
+/* -- linear_glu: activation(gate) * up, tile by tile ------------------------------------------- */
 
 static int count_linear_glu(const mt_engine *e, const mt_op *op) {
     const int n_tiles = (int)e->weights[op->w[0]].n_tiles;
