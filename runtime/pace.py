@@ -21,7 +21,7 @@ MEASURE_EVERY = 64
 UNLIMITED = 1 << 30
 
 _WEIGHT = 0.25  # of a new time in its running mean
-_OUTLIER = 4.0  # times beyond this multiple of the mean are the machine's, not ours
+_OUTLIER = 2.0  # times beyond this multiple of the mean are the machine's, not ours
 
 
 class Pace:
