@@ -4,18 +4,18 @@ Owns: the measured times and the target. Must not know: requests, clocks, execut
 
 A step of n streams takes alone_s[n]; each prompt row beside them adds row_s. Both are running
 means. By default a step with prompt rows may take STRETCH times as long as its streams would take
-without them, so a stream's gap at most doubles while somebody sends a long prompt. Where more
-requests wait for their first token than streams wait for their next, and one step could finish each
-of them, the step may take longer in proportion, at most MOST_WEIGHT times: to hold fifteen short
-prompts back for one stream would be the worse bargain. A target in milliseconds replaces all that.
-A step always holds MIN_ROWS prompt rows, or a slow machine would never get through a prompt; and
+without them, so a stream's gap at most doubles while somebody sends a long prompt. For prompts that
+one step could compute it may take SHORT_WEIGHT times longer: their rows delay the streams as much
+in one step as in ten, and spread over ten they delay their owner as well. Where more of them wait
+than streams run, the weight grows in proportion, to MOST_WEIGHT. A target in milliseconds replaces
+all that. A step always holds MIN_ROWS prompt rows, or a slow machine would never get through; and
 now and then none, to measure the streams alone.
 """
 
 from __future__ import annotations
 
 STRETCH = 2.0
-MOST_WEIGHT = 8.0
+SHORT_WEIGHT, MOST_WEIGHT = 4.0, 8.0
 MIN_ROWS = 4
 MEASURE_EVERY = 64
 UNLIMITED = 1 << 30
@@ -33,7 +33,7 @@ class Pace:
         self._n_since: dict[int, int] = {}  # steps with prompt rows since the streams ran alone
 
     def prompt_rows(self, n_streams: int, n_short: int) -> int:
-        """Most prompt rows of the next step; n_short prompts are nearly through. Without streams
+        """Most prompt rows of the next step; n_short prompts fit a step. Without streams
         only a target set by hand limits."""
         if not n_streams and self._target_s is None:
             return UNLIMITED
@@ -42,8 +42,9 @@ class Pace:
         if self._row_s is None:
             return MIN_ROWS
         alone_s = self._alone_s.get(n_streams, 0.0)
-        weight = min(max(1.0, n_short / max(1, n_streams)), MOST_WEIGHT)
-        target_s = STRETCH * weight * alone_s if self._target_s is None else self._target_s
+        weight = max(SHORT_WEIGHT, n_short / max(1, n_streams)) if n_short else 1.0
+        derived_s = STRETCH * min(weight, MOST_WEIGHT) * alone_s
+        target_s = derived_s if self._target_s is None else self._target_s
         rows = int(max(0.0, target_s - alone_s) / self._row_s)
         # From few rows up, doubling: a wrong estimate then costs one step a little.
         self._allowed = max(MIN_ROWS, min(rows, 2 * self._allowed))

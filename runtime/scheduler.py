@@ -92,7 +92,7 @@ class Scheduler:
                 self._take_known(request)
         self._admit()
         n_streams = sum(request.is_streaming for request in self.running)
-        n_short = sum(r.n_pending <= self.step_rows for r in self.running) - n_streams
+        n_short = sum(not r.n_output and self._is_short(r) for r in self.running)
         budget = min(self.step_rows, n_streams + self._prompt_rows(n_streams, n_short))
         granted, first = [], favoured(self.n_steps)
         self.n_steps += 1
@@ -103,6 +103,10 @@ class Scheduler:
                 granted.append(Scheduled(request, n_rows))
             budget -= n_rows
         return granted
+
+    def _is_short(self, request: Request) -> bool:
+        """One step could compute the part of its prompt that was not known."""
+        return request.n_prompt - request.n_cached <= self.step_rows
 
     def commit(self, granted: Iterable[Scheduled]) -> None:
         """The executor has computed these rows: their keys and values are final."""
