@@ -1,15 +1,14 @@
 """Records a model once as a flat list of ops over buffers in one arena.
 
-Owns: the builder that architectures talk to, folding of quantization into its producer, arena
-offsets from first and last use, and the printed form that the golden tests compare. Knows nothing
-of weights' bytes or of how an op is computed.
+Owns: the builder that architectures talk to, and the printed form that the golden tests compare.
+Knows nothing of weights' bytes or of how an op is computed; folding and placement are
+plan_passes.py.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -30,9 +29,9 @@ from .ops import (
     RowKind,
     q8_row_bytes,
 )
+from .plan_passes import fold_glu, fold_quantize, place_buffers
 
 FLOAT_FORMATS = ("F32", "F16", "BF16")
-_ALIGN = 64  # bytes: one cache line, one 512-bit vector
 _MAX_SEGMENTS = 3  # weights that one linear op can stack
 
 
@@ -361,9 +360,9 @@ class PlanBuilder:
         logits = next((b for b in self.buffers if b.is_logits), None)
         if logits is None:
             raise ModelError("the recording has no logits buffer")
-        _fold_glu(self)
-        _fold_quantize(self)
-        arena_bytes = _place_buffers(self.ops, self.buffers, self.max_rows)
+        fold_glu(self.ops, self.tensors)
+        fold_quantize(self.ops)
+        arena_bytes = place_buffers(self.ops, self.buffers, self.max_rows)
         return Plan(
             self.ops,
             self.buffers,
@@ -373,76 +372,3 @@ class PlanBuilder:
             logits.width,
             arena_bytes,
         )
-
-
-def _fold_glu(p: PlanBuilder) -> None:
-    """Lets the product of gate and up go through the activation tile by tile: the floats between
-    them, twice ffn_dim wide, never reach memory."""
-    readers = Counter(b for op in p.ops for b in op.inputs if b >= 0)
-    writers = Counter(op.out for op in p.ops)
-    linear: dict[int, Op] = {op.out: op for op in p.ops if op.kind is OpKind.LINEAR}
-    kept: list[Op] = []
-    for op in p.ops:
-        gate_up = linear.get(op.inputs[0]) if op.kind is OpKind.GLU else None
-        if gate_up and readers[gate_up.out] == writers[gate_up.out] == 1:
-            gate, up, third = gate_up.weights[:3]
-            if third < 0 <= up and p.tensors[gate].shape == p.tensors[up].shape:
-                kept.remove(gate_up)
-                weights = (gate, up, *gate_up.weights[3:5])
-                op = replace(op, kind=OpKind.LINEAR_GLU, inputs=gate_up.inputs, weights=weights)
-        kept.append(op)
-    p.ops[:] = kept
-
-
-def _writes_whole_blocks(op: Op) -> bool:
-    """Whether one work item of the op produces whole activation blocks, so it can quantize them."""
-    producers = (OpKind.NORM, OpKind.ATTENTION, OpKind.GLU, OpKind.LINEAR_GLU)
-    if op.accumulate or op.kind not in producers:
-        return False
-    return op.kind is not OpKind.ATTENTION or op.int_of("value_dim") % Q8_BLOCK == 0
-
-
-def _fold_quantize(p: PlanBuilder) -> None:
-    """Lets the producer of a row write it quantized where nobody needs the floats."""
-    readers = [b for op in p.ops for b in op.inputs if b >= 0]
-    producers = {op.out: op for op in p.ops}
-    kept = []
-    for op in p.ops:
-        source = op.inputs[0] if op.kind is OpKind.QUANTIZE else -1
-        producer = producers.get(source)
-        if producer and readers.count(source) == 1 and _writes_whole_blocks(producer):
-            producer.out = op.out
-        else:
-            kept.append(op)
-    p.ops[:] = kept
-
-
-def _place_buffers(ops: list[Op], buffers: list[Buffer], max_rows: int) -> int:
-    """Gives every buffer an offset so that buffers alive at the same time never overlap.
-
-    First fit, largest first within the order of birth; returns the arena's bytes.
-    """
-    first: dict[int, int] = {}
-    last: dict[int, int] = {}
-    for at, op in enumerate(ops):
-        for b in (op.out, *op.inputs):
-            if b >= 0:
-                first.setdefault(b, at)
-                last[b] = at
-    placed: list[int] = []
-    arena_bytes = 0
-    for b in sorted(first, key=lambda b: (first[b], -buffers[b].row_bytes)):
-        if buffers[b].is_logits:
-            continue
-        n_bytes = -(-buffers[b].row_bytes * max_rows // _ALIGN) * _ALIGN
-        alive = [o for o in placed if first[o] <= last[b] and first[b] <= last[o]]
-        offset = 0
-        for o in sorted(alive, key=lambda o: buffers[o].offset):
-            if offset + n_bytes <= buffers[o].offset:
-                break
-            end = buffers[o].offset + buffers[o].row_bytes * max_rows
-            offset = max(offset, -(-end // _ALIGN) * _ALIGN)
-        buffers[b].offset = offset
-        placed.append(b)
-        arena_bytes = max(arena_bytes, offset + n_bytes)
-    return arena_bytes
