@@ -267,6 +267,7 @@ class Engine:
             if item.request.scheduled_ns is None:
                 item.request.scheduled_ns = now_ns
                 self._counts.count_admitted(item.request)
+                log.debug("request %s: prefix miss %s", item.request.id, item.request.miss)
 
     def _advance(self, request: Request, logits: Logits) -> None:
         """Draws one token and tells the owner; logits (vocab_size,) without padding entries."""

@@ -42,6 +42,23 @@ class Choice:
     def n_output(self) -> int:
         return self.finish.n_output if self.finish else len(self.tokens)
 
+    @property
+    def mean_logprob(self) -> float:
+        """Over all tokens, its end token included; they must have been asked for."""
+        logprobs = [token.logprob.logprob for token in self.tokens if token.logprob]
+        return sum(logprobs) / len(logprobs) if logprobs else float("-inf")
+
+
+def best(choices: Sequence[Choice], n: int) -> list[Choice]:
+    """The n best of each prompt, best first; as they are where there are no more than n."""
+    chosen: list[Choice] = []
+    for prompt in dict.fromkeys(choice.prompt_index for choice in choices):
+        of_prompt = [choice for choice in choices if choice.prompt_index == prompt]
+        if len(of_prompt) > n:
+            of_prompt = sorted(of_prompt, key=lambda choice: -choice.mean_logprob)[:n]
+        chosen += of_prompt
+    return chosen
+
 
 def usage(choices: Sequence[Choice]) -> dict[str, Any]:
     """Token counts; a prompt with several choices counts once, cached tokens stay inside."""
@@ -58,6 +75,15 @@ def usage(choices: Sequence[Choice]) -> dict[str, Any]:
     }
 
 
+def cache_miss(finish: FinishEvent) -> dict[str, Any] | None:
+    """Why the prefix hit ended where it did; null for a whole hit. What is known under another
+    salt is not told: it would say what others have asked."""
+    miss = finish.trace.miss
+    if miss is None:
+        return None
+    return {"reason": "new" if miss.reason == "salt" else miss.reason, "at_token": miss.at_token}
+
+
 def timings(finish: FinishEvent) -> dict[str, Any]:
     """llama.cpp's names first, then ours (runtime.events.Timings). Undefined figures are null.
 
@@ -69,6 +95,7 @@ def timings(finish: FinishEvent) -> dict[str, Any]:
     return {
         "prompt_n": n_computed,
         "cache_n": finish.n_cached,
+        "cache_miss": cache_miss(finish),
         "prompt_ms": times.prefill_ms,
         "prompt_per_second": _per_second(n_computed, times.prefill_ms),
         "predicted_n": finish.n_output,

@@ -31,6 +31,7 @@ class EngineLike(Protocol):
         request_id: str | None = None,
         service: Service = "interactive",
         deadline_ms: float | None = None,
+        cache_salt: bytes = b"",
     ) -> Any: ...
 
     def cancel(self, request_id: str) -> None: ...
@@ -43,6 +44,8 @@ class Terms(NamedTuple):
 
     service: Service = "interactive"
     deadline_ms: int | None = None
+    cache_salt: bytes = b""
+    """Prompts of different salts never share what was computed for them."""
 
 
 class Ask(NamedTuple):

@@ -111,7 +111,7 @@ CHAT_ROUTE = Route(CHAT, ChatRequest, chat_prompts)
 COMPLETION_ROUTE = Route(COMPLETION, CompletionRequest, completion_prompts)
 
 
-def prepare(service: Service, route: Route, body: bytes) -> Prepared:
+def prepare(service: Service, route: Route, body: bytes, tenant: bytes = b"") -> Prepared:
     """All that needs no engine. Runs beside the event loop: a long prompt takes its time here."""
     request, ignored = read(body, route.kind)
     if ignored and service.options.strict_fields:
@@ -123,16 +123,17 @@ def prepare(service: Service, route: Route, body: bytes) -> Prepared:
     prompts = route.prompts(service, request)
     if any(not prompt.ids for prompt in prompts):
         raise refused("the prompt has no tokens", param="prompt")
-    if len(prompts) * request.n > MAX_CHOICES:
+    if len(prompts) * request.n_asks > MAX_CHOICES:
+        name = "n" if request.n_asks == request.n else "best_of"
         raise refused(
-            f"{len(prompts)} prompts with n {request.n} each, at most {MAX_CHOICES}", param="n"
+            f"{len(prompts)} prompts with {name} {request.n_asks} each, at most {MAX_CHOICES}", name
         )
-    asks = []
+    asks, terms = [], request.terms(tenant)
     for prompt in prompts:
-        for nth in range(request.n):
+        for nth in range(request.n_asks):
             # Choices of one prompt must differ, so each has its own seed: seed, seed + 1, …
             seed = None if params.seed is None else (params.seed + nth) & MAX_SEED
-            asks.append(Ask(prompt.ids, replace(params, seed=seed), request.terms))
+            asks.append(Ask(prompt.ids, replace(params, seed=seed), terms))
     return Prepared(request, prompts, asks, ignored)
 
 
@@ -147,7 +148,8 @@ async def generate(service: Service, route: Route, request: Request) -> Response
         body = await request.body()
     except ClientDisconnect:
         return Response(status_code=CLIENT_GONE)
-    prepared = await asyncio.to_thread(prepare, service, route, body)
+    tenant = getattr(request.state, "tenant", b"")
+    prepared = await asyncio.to_thread(prepare, service, route, body, tenant)
     is_stream = prepared.request.stream
     reply_id = route.shape.id_prefix + uuid.uuid4().hex
     reply = make_reply(service, route, prepared, reply_id)
@@ -185,7 +187,7 @@ def ignored_header(names: Sequence[str]) -> dict[str, str]:
 
 
 def make_reply(service: Service, route: Route, prepared: Prepared, reply_id: str) -> Reply:
-    request, n = prepared.request, prepared.request.n
+    request, n = prepared.request, prepared.request.n_asks
     choices = [
         Choice(index, index // n, len(ask.prompt_ids)) for index, ask in enumerate(prepared.asks)
     ]
@@ -200,6 +202,7 @@ def make_reply(service: Service, route: Route, prepared: Prepared, reply_id: str
         },
         choices=choices,
         echoes=[prepared.prompts[choice.prompt_index].echo for choice in choices],
+        n_best=request.n,
         has_logprobs=request.n_logprobs is not None,
         include_usage=bool(request.stream_options.include_usage),
         continuous_usage=bool(request.stream_options.continuous_usage_stats),

@@ -1,6 +1,6 @@
 """The door in front of all routes: who may come in, with what, and how much of it.
 
-Owns: Host, Origin, key, content type and body size checks, and the request id. Must not know:
+Owns: checks of Host, Origin, key, content type and size; the request id, the tenant. Must not know:
 routes, models, the engine. CORS headers themselves are starlette's, in front of this.
 
 A web page can reach a local server by DNS rebinding (its own name for our address: the Host check)
@@ -9,6 +9,7 @@ and by "simple" cross-site posts (no JSON type: 415; a foreign Origin: 403).
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 import uuid
@@ -56,12 +57,13 @@ class Guard:
         _check_host(headers, self._options)
         _check_origin(headers, self._options)
         if self._keys and scope["path"] not in OPEN_PATHS:
-            self._check_key(headers)
+            scope["state"]["tenant"] = self._tenant(headers)
         if scope["method"] == "POST":
             _check_type(headers)
             self._check_length(headers)
 
-    def _check_key(self, headers: Headers) -> None:
+    def _tenant(self, headers: Headers) -> bytes:
+        """What prefixes of this key's requests are salted with. Raises ApiError for a bad key."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         # All keys are compared, in constant time each: the time tells nothing about them.
@@ -74,6 +76,7 @@ class Guard:
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
+        return hashlib.blake2b(given.encode(), digest_size=16, person=b"martlet-tenant").digest()
 
     def _check_length(self, headers: Headers) -> None:
         length = headers.get("content-length", "0")

@@ -8,13 +8,16 @@ null means absent everywhere. Types are strict: "5", 5.0 and true are no integer
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
 from ..runtime.sampling_params import SamplingParams
+from ..runtime.service import Service
 from .bridge import Terms
 from .errors import ApiError, refused
 from .fields import unknown_fields
@@ -27,6 +30,7 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 1000
 MAX_TOP_LOGPROBS = 20
 MAX_NAME_CHARS = 64
+MAX_SALT_CHARS = 1000
 
 Count = Annotated[int, Field(ge=0, le=MAX_INT)]
 Positive = Annotated[int, Field(ge=1, le=MAX_INT)]
@@ -140,6 +144,7 @@ class Generation(Strict):
     repetition_penalty: Number = 1.0
     service_tier: Literal["auto", "default", "priority", "scale", "flex"] = "auto"
     deadline_ms: Positive | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
 
     SAMPLING: ClassVar[tuple[str, ...]] = (
         "temperature",
@@ -155,9 +160,14 @@ class Generation(Strict):
     )
 
     @property
-    def terms(self) -> Terms:
-        is_background = self.service_tier == "flex"
-        return Terms("background" if is_background else "interactive", self.deadline_ms)
+    def n_asks(self) -> int:
+        """Engine requests per prompt."""
+        return self.n
+
+    def terms(self, tenant: bytes) -> Terms:
+        """tenant: what the client's key makes of it; b"" without keys."""
+        service: Service = "background" if self.service_tier == "flex" else "interactive"
+        return Terms(service, self.deadline_ms, _salt(tenant, self.cache_salt))
 
     @property
     def n_logprobs(self) -> int | None:
@@ -194,6 +204,16 @@ class CompletionRequest(Generation):
     prompt: Annotated[list[Any], BeforeValidator(_prompts)]
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool = False
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+
+    @property
+    def n_asks(self) -> int:
+        best_of = self.n if self.best_of is None else self.best_of
+        if best_of < self.n:
+            raise refused(f"best_of is {best_of}, n is {self.n}; it must be n at least", "best_of")
+        if best_of > self.n and self.stream:
+            raise refused("the best of several is known at their end, so not streamed", "best_of")
+        return best_of
 
     @property
     def n_logprobs(self) -> int | None:
@@ -201,8 +221,21 @@ class CompletionRequest(Generation):
             raise refused("echo with logprobs is not supported yet", param="echo")
         return self.logprobs
 
+    def sampling(self, vocab_size: int) -> SamplingParams:
+        params = super().sampling(vocab_size)
+        needs_logprobs = params.logprobs is None and self.n_asks > self.n
+        return replace(params, logprobs=0) if needs_logprobs else params
+
 
 Request = TypeVar("Request", bound=Generation)
+
+
+def _salt(tenant: bytes, given: str | None) -> bytes:
+    """Of one length unless there is none, so that no tenant and salt look like another pair."""
+    if not tenant and given is None:
+        return b""
+    own = b"" if given is None else b"=" + given.encode()
+    return hashlib.blake2b(own, key=tenant, digest_size=16, person=b"martlet-salt").digest()
 
 
 def check_token_id(token_id: int, vocab_size: int, field: str) -> None:

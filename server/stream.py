@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 
 from ..runtime.events import FinishEvent, TokenEvent
 from ..runtime.tokenizer import Tokenizer
-from .answer import Choice, slowest, timings, usage
+from .answer import Choice, best, slowest, timings, usage
 from .bridge import Arrival, EngineStalled, Job, Patience
 from .errors import ApiError, fault, late
 from .logprobs import LogprobWriter
+from .schema import MAX_CHOICES
 from .shapes import Json, Shape, choice_entry
 
 PING = ": ping\n\n"
@@ -41,6 +42,8 @@ class Reply:
     choices: list[Choice]
     echoes: list[str]
     """Prompt text to put before each choice; "" for none."""
+    n_best: int = MAX_CHOICES
+    """Choices shown per prompt: those with the highest mean logprob, where there are more."""
     has_logprobs: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
@@ -67,19 +70,19 @@ async def collect(job: Job, reply: Reply, patience: Patience) -> Json:
     return {
         **reply.head,
         "object": reply.shape.body_object,
-        "choices": [_whole(reply, choice) for choice in reply.choices],
+        "choices": [_whole(reply, c, n) for n, c in enumerate(best(reply.choices, reply.n_best))],
         "usage": usage(reply.choices),
         "timings": timings(end) if end else None,
     }
 
 
-def _whole(reply: Reply, choice: Choice) -> Json:
+def _whole(reply: Reply, choice: Choice, index: int) -> Json:
     assert choice.finish is not None
     logprobs = None
     if reply.has_logprobs:
         logprobs = reply.shape.logprob_writer(reply.tokenizer).write(choice.tokens)
     content = reply.shape.body(choice, reply.echoes[choice.index])
-    entry = choice_entry(choice.index, content, logprobs, choice.finish.reason)
+    entry = choice_entry(index, content, logprobs, choice.finish.reason)
     return {**entry, "seed": choice.finish.seed}
 
 

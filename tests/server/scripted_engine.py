@@ -122,6 +122,7 @@ class ScriptedEngine:
         request_id: str | None = None,
         service: str = "interactive",
         deadline_ms: float | None = None,
+        cache_salt: bytes = b"",
     ) -> Running:
         n_prompt = len(prompt_ids)
         if n_prompt >= self.context:

@@ -22,7 +22,7 @@ from .scripted_engine import (
 )
 
 TIMING_KEYS = {
-    *("prompt_n", "cache_n", "prompt_ms", "prompt_per_second"),
+    *("prompt_n", "cache_n", "cache_miss", "prompt_ms", "prompt_per_second"),
     *("predicted_n", "predicted_ms", "predicted_per_second"),
     *("queue_ms", "prefill_ms", "ttft_ms", "tpot_ms", "end_to_end_ms"),
 }
