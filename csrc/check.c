@@ -135,6 +135,13 @@ static int overlap(const mt_plan *p, const mt_buffer *a, const mt_buffer *b) {
            b->offset < a->offset + a->row_bytes * p->max_rows;
 }
 
+/* Whether the op may write what its output leaves over to buffer out_rest. */
+static int check_out_rest(const mt_plan *p, const mt_op *op) {
+    const mt_buffer *out = &p->buffers[op->out];
+    return op->out_rest < 0 ||
+           (is_rest(p, op->out_rest, out) && !overlap(p, out, &p->buffers[op->out_rest]));
+}
+
 /* Items of an op run side by side, so none may write what another one reads. In place work those
  * whose items are whole rows. */
 static int check_apart(const mt_plan *p, const mt_op *op) {
@@ -144,12 +151,14 @@ static int check_apart(const mt_plan *p, const mt_op *op) {
         const int32_t in = op->in[i];
         if (in < 0 || in >= p->n_buffers || (in_place && in == op->out)) continue;
         if (overlap(p, &p->buffers[in], &p->buffers[op->out])) return 0;
+        if (op->out_rest >= 0 && overlap(p, &p->buffers[in], &p->buffers[op->out_rest])) return 0;
     }
     return 1;
 }
 
 static int check_op(const mt_plan *p, const mt_op *op) {
-    if (op->out < 0 || op->out >= p->n_buffers || !check_apart(p, op)) return 0;
+    if (op->out < 0 || op->out >= p->n_buffers) return 0;
+    if (!check_out_rest(p, op) || !check_apart(p, op)) return 0;
     const mt_buffer *any = &p->buffers[op->out], *out = buffer_of(p, op->out, MT_BUF_F32);
     const mt_buffer *in = buffer_of(p, op->in[0], MT_BUF_F32);
     switch (op->kind) {
@@ -158,9 +167,7 @@ static int check_op(const mt_plan *p, const mt_op *op) {
         return same_rows(in, any, any->width) && op->i[0] > 0 && any->width % op->i[0] == 0 &&
                is_norm_weight(p, op->w[0], op->i[0], any->width) &&
                (out || !(op->flags & MT_FLAG_ACCUMULATE));
-    case MT_OP_QUANTIZE:
-        return any->kind == MT_BUF_Q8 && same_rows(in, any, any->width) &&
-               (op->in[1] < 0 || same_rows(buffer_of(p, op->in[1], MT_BUF_Q8), any, any->width));
+    case MT_OP_QUANTIZE: return any->kind == MT_BUF_Q8 && same_rows(in, any, any->width);
     case MT_OP_LINEAR: return check_linear(p, op, any);
     case MT_OP_LINEAR_GLU: return check_linear_glu(p, op, any);
     case MT_OP_ROPE_TABLE:
@@ -195,8 +202,10 @@ static int check_place(const mt_plan *p, const mt_buffer *b) {
 }
 
 static int buffer_is_used(const mt_plan *p, int32_t id) {
-    for (int32_t i = 0; i < p->n_ops; i++)
-        if (p->ops[i].out == id || p->ops[i].in[0] == id || p->ops[i].in[1] == id) return 1;
+    for (int32_t i = 0; i < p->n_ops; i++) {
+        const mt_op *op = &p->ops[i];
+        if (op->out == id || op->out_rest == id || op->in[0] == id || op->in[1] == id) return 1;
+    }
     return 0;
 }
 

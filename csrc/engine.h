@@ -103,6 +103,13 @@ static inline float *mt_row_f32(const mt_engine *e, int32_t id, int row) {
 static inline mt_q8_block *mt_row_q8(const mt_engine *e, int32_t id, int row) {
     return (mt_q8_block *)(void *)mt_row(e, id, row);
 }
+/* Rounds n values, which become the blocks from `block` on of a row of the op's output; where the
+ * plan wants what that leaves over, this too. */
+static inline void mt_store_q8(const mt_engine *e, const mt_op *op, int row, int block,
+                               const float *x, int n, size_t stride) {
+    mt_q8_block *rest = op->out_rest >= 0 ? mt_row_q8(e, op->out_rest, row) + block : NULL;
+    e->kernels->quantize(x, n, stride, mt_row_q8(e, op->out, row) + block, rest);
+}
 
 /* Whether an op of the plan multiplies by this tensor; no tensor is both matrix and vector. */
 int mt_is_matrix(const mt_plan *plan, int32_t tensor);

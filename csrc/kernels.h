@@ -64,9 +64,8 @@ typedef struct mt_kernels {
     /* acc[column][32] += w[k][32] * x[column][k], k ascending. */
     void (*mm_f32)(const float *w, int n, const float *x, size_t x_stride, int n_cols, float *acc);
 
-    /* Blocks of x, or where `coarse` is not NULL of x - coarse, out_stride bytes apart. */
-    void (*quantize)(const float *x, const mt_q8_block *coarse, int n, size_t out_stride,
-                     mt_q8_block *out);
+    /* Blocks of x, out_stride bytes apart; in `rest`, where it is not NULL, those of x - out. */
+    void (*quantize)(const float *x, int n, size_t out_stride, mt_q8_block *out, mt_q8_block *rest);
     /* Per group: out (+)= weight * x / sqrt(mean(x^2) + eps); weight: NULL or one group or n. */
     void (*norm)(const float *x, const float *weight, int weight_len, int n, int group, float eps,
                  int accumulate, float *out);

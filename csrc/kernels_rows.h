@@ -37,50 +37,64 @@ static inline vf vf_exp(vf x) {
     return vf_select_lt(x, low, vf_set1(0.0f), vf_scale2(p, n));
 }
 
-/* The values of block b, less what `coarse` already holds of them. */
-static inline void load_block(const float *x, const mt_q8_block *coarse, int b, vf *x0, vf *x1) {
-    *x0 = vf_load(x + b * 32);
-    *x1 = vf_load(x + b * 32 + 16);
-    if (!coarse) return;
-    const vf minus_d = vf_set1(-coarse[b].d);
-    *x0 = vf_fma(minus_d, vf_load_i8((const uint8_t *)coarse[b].q), *x0);
-    *x1 = vf_fma(minus_d, vf_load_i8((const uint8_t *)coarse[b].q + 16), *x1);
+static inline mt_q8_block *block_at(mt_q8_block *first, int b, size_t stride) {
+    return (mt_q8_block *)(void *)((char *)first + (size_t)b * stride);
 }
 
-/* 16 blocks at a time, so that their divisions are two vector divisions. Where 127 / amax would
+/* The values of a block, less what `coarse` already holds of them. */
+static inline void load_block(const float *x, const mt_q8_block *coarse, vf *x0, vf *x1) {
+    *x0 = vf_load(x);
+    *x1 = vf_load(x + 16);
+    if (!coarse) return;
+    const vf minus_d = vf_set1(-coarse->d);
+    *x0 = vf_fma(minus_d, vf_load_i8((const uint8_t *)coarse->q), *x0);
+    *x1 = vf_fma(minus_d, vf_load_i8((const uint8_t *)coarse->q + 16), *x1);
+}
+
+static inline void store_block(vf x0, vf x1, float d, float inverse, mt_q8_block *to) {
+    vi_store_i8(to->q, vf_round_i32(vf_mul(x0, vf_set1(inverse))));
+    vi_store_i8(to->q + 16, vf_round_i32(vf_mul(x1, vf_set1(inverse))));
+    int32_t h0, h1;
+    sum_halves(to->q, &h0, &h1);
+    to->d = d;
+    to->ds = d * (float)(h0 + h1);
+    to->n8 = -8 * (h0 + h1);
+    to->nh8[0] = -8 * h0;
+    to->nh8[1] = -8 * h1;
+    to->dh[0] = d * (float)h0;
+    to->dh[1] = d * (float)h1;
+    to->pad = 0;
+}
+
+/* Up to 16 blocks, so that their divisions are two vector divisions. Where 127 / amax would
  * overflow, the block is zero for any purpose. */
-static void quantize(const float *x, const mt_q8_block *coarse, int n, size_t out_stride,
-                     mt_q8_block *out) {
-    const vf least = vf_set1(127.0f / 3.4e38f), zero = vf_set1(0.0f);
+static void quantize_blocks(const float *x, mt_q8_block *coarse, int n, size_t stride,
+                            mt_q8_block *out) {
+    const vf least = vf_set1(127.0f / 3.4e38f), zero = vf_set1(0.0f), full = vf_set1(127.0f);
+    float amax[16] = {0}, d[16], inverse[16];
+    vf x0, x1;
+    for (int i = 0; i < n; i++) {
+        load_block(x + i * 32, coarse ? block_at(coarse, i, stride) : NULL, &x0, &x1);
+        amax[i] = vf_hmax(vf_max(vf_abs(x0), vf_abs(x1)));
+    }
+    const vf a = vf_load(amax);
+    vf_store(inverse, vf_select_lt(a, least, zero, vf_div(full, a)));
+    vf_store(d, vf_select_lt(a, least, zero, vf_div(a, full)));
+    for (int i = 0; i < n; i++) {
+        load_block(x + i * 32, coarse ? block_at(coarse, i, stride) : NULL, &x0, &x1);
+        store_block(x0, x1, d[i], inverse[i], block_at(out, i, stride));
+    }
+}
+
+static void quantize(const float *x, int n, size_t out_stride, mt_q8_block *out,
+                     mt_q8_block *rest) {
     for (int first = 0; first < n / 32; first += 16) {
         const int count = n / 32 - first < 16 ? n / 32 - first : 16;
-        float amax[16] = {0}, d[16], inverse[16];
-        for (int i = 0; i < count; i++) {
-            vf x0, x1;
-            load_block(x, coarse, first + i, &x0, &x1);
-            amax[i] = vf_hmax(vf_max(vf_abs(x0), vf_abs(x1)));
-        }
-        const vf a = vf_load(amax), full = vf_set1(127.0f);
-        vf_store(inverse, vf_select_lt(a, least, zero, vf_div(full, a)));
-        vf_store(d, vf_select_lt(a, least, zero, vf_div(a, full)));
-        for (int i = 0; i < count; i++) {
-            mt_q8_block *to =
-                (mt_q8_block *)(void *)((char *)out + (size_t)(first + i) * out_stride);
-            vf x0, x1;
-            load_block(x, coarse, first + i, &x0, &x1);
-            vi_store_i8(to->q, vf_round_i32(vf_mul(x0, vf_set1(inverse[i]))));
-            vi_store_i8(to->q + 16, vf_round_i32(vf_mul(x1, vf_set1(inverse[i]))));
-            int32_t h0, h1;
-            sum_halves(to->q, &h0, &h1);
-            to->d = d[i];
-            to->ds = d[i] * (float)(h0 + h1);
-            to->n8 = -8 * (h0 + h1);
-            to->nh8[0] = -8 * h0;
-            to->nh8[1] = -8 * h1;
-            to->dh[0] = d[i] * (float)h0;
-            to->dh[1] = d[i] * (float)h1;
-            to->pad = 0;
-        }
+        mt_q8_block *to = block_at(out, first, out_stride);
+        quantize_blocks(x + first * 32, NULL, count, out_stride, to);
+        if (rest)
+            quantize_blocks(x + first * 32, to, count, out_stride,
+                            block_at(rest, first, out_stride));
     }
 }
 

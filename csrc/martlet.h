@@ -19,7 +19,7 @@
 /* ---- cffi begins ---- */
 
 enum {
-    MT_ABI_VERSION = 1,
+    MT_ABI_VERSION = 2,
     MT_ERR_BYTES = 256 /* size of the message buffer that a failing call fills */
 };
 
@@ -73,11 +73,12 @@ enum mt_kv_type { MT_KV_F16 = 0, MT_KV_F32 = 1, MT_KV_Q8_0 = 2 };
 typedef struct mt_op {
     int32_t kind;
     int32_t flags;
-    int32_t in[2]; /* buffer ids */
-    int32_t out;   /* buffer id */
-    int32_t w[6];  /* tensor ids */
-    int32_t i[9];  /* integer attributes */
-    float f[4];    /* float attributes */
+    int32_t in[2];    /* buffer ids */
+    int32_t out;      /* buffer id */
+    int32_t out_rest; /* buffer id: what a Q8 out leaves over, or -1 */
+    int32_t w[6];     /* tensor ids */
+    int32_t i[9];     /* integer attributes */
+    float f[4];       /* float attributes */
 } mt_op;
 
 /* A matrix with one row per row of the step, at a fixed place in the arena. */

@@ -24,15 +24,13 @@ static void run_norm(mt_engine *e, const mt_op *op, int r, mt_scratch *s) {
     float *to = out->kind == MT_BUF_Q8 ? s->row : mt_row_f32(e, op->out, r);
     e->kernels->norm(mt_row_f32(e, op->in[0], r), w ? w->values : NULL, w ? (int)w->cols : 0,
                      out->width, op->i[0], op->f[0], op->flags & MT_FLAG_ACCUMULATE, to);
-    if (out->kind == MT_BUF_Q8)
-        e->kernels->quantize(to, NULL, out->width, sizeof(mt_q8_block), mt_row_q8(e, op->out, r));
+    if (out->kind == MT_BUF_Q8) mt_store_q8(e, op, r, 0, to, out->width, sizeof(mt_q8_block));
 }
 
 static void run_quantize(mt_engine *e, const mt_op *op, int r, mt_scratch *s) {
     (void)s;
-    const mt_q8_block *coarse = op->in[1] >= 0 ? mt_row_q8(e, op->in[1], r) : NULL;
-    e->kernels->quantize(mt_row_f32(e, op->in[0], r), coarse, e->buffers[op->out].width,
-                         sizeof(mt_q8_block), mt_row_q8(e, op->out, r));
+    mt_store_q8(e, op, r, 0, mt_row_f32(e, op->in[0], r), e->buffers[op->out].width,
+                sizeof(mt_q8_block));
 }
 
 static int glu_chunks(const mt_buffer *out) {
@@ -50,9 +48,7 @@ static void run_glu(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {
     const float *gate = mt_row_f32(e, op->in[0], r) + first;
     float *to = out->kind == MT_BUF_Q8 ? s->row : mt_row_f32(e, op->out, r) + first;
     e->kernels->glu(gate, gate + out->width, n, op->i[0], to);
-    if (out->kind == MT_BUF_Q8)
-        e->kernels->quantize(to, NULL, n, sizeof(mt_q8_block),
-                             mt_row_q8(e, op->out, r) + first / MT_BLOCK);
+    if (out->kind == MT_BUF_Q8) mt_store_q8(e, op, r, first / MT_BLOCK, to, n, sizeof(mt_q8_block));
 }
 
 static void run_add(mt_engine *e, const mt_op *op, int r, mt_scratch *s) {

@@ -60,8 +60,7 @@ static void finish_row(mt_engine *e, const mt_op *op, int item, const item_view 
         return;
     }
     e->kernels->attend_finish(o, l, v->kv.value_dim, scratch);
-    e->kernels->quantize(scratch, NULL, v->kv.value_dim, sizeof(mt_q8_block),
-                         mt_row_q8(e, op->out, row) + col / MT_BLOCK);
+    mt_store_q8(e, op, row, col / MT_BLOCK, scratch, v->kv.value_dim, sizeof(mt_q8_block));
 }
 
 static void whole_item(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {

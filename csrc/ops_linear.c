@@ -166,8 +166,8 @@ static void run_linear_glu(mt_engine *e, const mt_op *op, int item, mt_scratch *
         return;
     }
     /* the 32 values of a row and tile are one block */
-    e->kernels->quantize(gates, NULL, c.n * MT_TILE_ROWS, (size_t)e->buffers[op->out].row_bytes,
-                         mt_row_q8(e, op->out, c.first) + tile);
+    mt_store_q8(e, op, c.first, tile, gates, c.n * MT_TILE_ROWS,
+                (size_t)e->buffers[op->out].row_bytes);
 }
 
 const mt_phase mt_linear_glu_phase = {count_linear_glu, run_linear_glu};

@@ -11,7 +11,7 @@ from enum import IntEnum
 
 import numpy as np
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 Q8_BLOCK = 32  # activations share one scale per 32 values
 FLAG_ACCUMULATE = 1
 
@@ -70,6 +70,7 @@ OP_DTYPE = np.dtype(
         ("flags", "<i4"),
         ("in", "<i4", (2,)),
         ("out", "<i4"),
+        ("out_rest", "<i4"),
         ("w", "<i4", (6,)),
         ("i", "<i4", (9,)),
         ("f", "<f4", (4,)),
@@ -94,7 +95,11 @@ KV_LAYER_DTYPE = np.dtype(
 
 @dataclass(frozen=True)
 class OpSpec:
-    """Names of the fields an op reads, in the order of their slots in the record."""
+    """Names of the fields an op reads, in the order of their slots in the record.
+
+    An op whose `out` is Q8 may have `out_rest`, a second such buffer: the quantized form of what
+    the first left over, result - out. Both together hold 15 bits of every value.
+    """
 
     kind: OpKind
     inputs: tuple[str, ...] = ()
@@ -124,9 +129,8 @@ OPS: dict[OpKind, OpSpec] = {
         ),
         OpSpec(
             OpKind.QUANTIZE,
-            inputs=("x", "coarse"),
-            meaning="per 32 values: d = max|x| / 127, q = round_half_even(x * (127 / max|x|)); "
-            "with a Q8 `coarse`, of what it left: x - coarse",
+            inputs=("x",),
+            meaning="per 32 values: d = max|x| / 127, q = round_half_even(x * (127 / max|x|))",
         ),
         OpSpec(
             OpKind.LINEAR,

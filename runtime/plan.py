@@ -76,6 +76,12 @@ class Op:
     ints: tuple[int, ...] = ()
     floats: tuple[float, ...] = ()
     accumulate: bool = False
+    out_rest: int = -1  # what a Q8 `out` leaves over
+
+    @property
+    def outs(self) -> tuple[int, ...]:
+        """Every buffer the op writes."""
+        return (self.out, self.out_rest) if self.out_rest >= 0 else (self.out,)
 
     def int_of(self, name: str) -> int:
         return self.ints[OPS[self.kind].ints.index(name)]
@@ -110,7 +116,7 @@ class Plan:
         """The ops as C's mt_op array, shape (n_ops,)."""
         records = np.zeros(len(self.ops), OP_DTYPE)
         for record, op in zip(records, self.ops, strict=True):
-            record["kind"], record["out"] = op.kind, op.out
+            record["kind"], record["out"], record["out_rest"] = op.kind, op.out, op.out_rest
             record["flags"] = FLAG_ACCUMULATE if op.accumulate else 0
             for key, values, empty in (
                 ("in", op.inputs, -1),
@@ -152,7 +158,7 @@ class Plan:
 
     def _op_line(self, op: Op) -> str:
         spec = OPS[op.kind]
-        out = self.buffers[op.out]
+        outs = [self.buffers[b] for b in op.outs]
         reads = [self.buffers[b].name for b in op.inputs if b >= 0]
         reads += [
             f"{name}={self.tensors[w].name}"
@@ -162,9 +168,10 @@ class Plan:
         attributes = [f"{k}={v}" for k, v in zip(spec.ints, op.ints, strict=True)]
         attributes += [f"{k}={v:.6g}" for k, v in zip(spec.floats, op.floats, strict=True)]
         sign = "+=" if op.accumulate else "="
-        kind = {BufferKind.F32: "f32", BufferKind.Q8: "q8"}[out.kind]
+        kinds = {BufferKind.F32: "f32", BufferKind.Q8: "q8"}
+        writes = ", ".join(f"{b.name}:{kinds[b.kind]}[{b.width}]" for b in outs)
         args = ", ".join(reads + attributes)
-        return f"{out.name}:{kind}[{out.width}] {sign} {op.kind.name.lower()}({args})"
+        return f"{writes} {sign} {op.kind.name.lower()}({args})"
 
 
 @dataclass
@@ -179,7 +186,7 @@ class PlanBuilder:
     tensors: list[PlanTensor] = field(default_factory=list)
     kv_layers: list[KvLayer] = field(default_factory=list)
     _tensor_ids: dict[str, int] = field(default_factory=dict)
-    _quantized: dict[int, int] = field(default_factory=dict)  # f32 buffer -> its q8 twin
+    _quantized: dict[int, Op] = field(default_factory=dict)  # f32 buffer -> what made its q8 twin
 
     # -- names ------------------------------------------------------------------------------
 
@@ -244,12 +251,18 @@ class PlanBuilder:
             )
         )
 
-    def quantize(self, x: int) -> int:
+    def quantize(self, x: int, *, precise: bool = False) -> tuple[int, int]:
+        """x in one plane or two; the second is -1 where nobody asked for it. Made once, and kept
+        until x changes."""
         if x not in self._quantized:
-            self._quantized[x] = self._quantize(x, "q8")
-        return self._quantized[x]
+            self._quantized[x] = op = Op(OpKind.QUANTIZE, self._plane(x, "q8"), inputs=(x,))
+            self._record(op)
+        op = self._quantized[x]
+        if precise and op.out_rest < 0:
+            op.out_rest = self._plane(x, "rest")
+        return op.out, op.out_rest if precise else -1
 
-    def _quantize(self, x: int, suffix: str, coarse: int = -1) -> int:
+    def _plane(self, x: int, suffix: str) -> int:
         source = self.buffers[x]
         if source.width % Q8_BLOCK:
             raise ModelError(
@@ -257,8 +270,7 @@ class PlanBuilder:
                 "convert the model with F16 weights"
             )
         name = f"{source.name.split('.')[0]}_{suffix}"
-        out = self._buffer(name, source.width, BufferKind.Q8, source.rows)
-        return self._record(Op(OpKind.QUANTIZE, out, inputs=(x, coarse)))
+        return self._buffer(name, source.width, BufferKind.Q8, source.rows)
 
     def linear(
         self,
@@ -291,13 +303,12 @@ class PlanBuilder:
             ):
                 stop += 1
             pad = [-1] * (_MAX_SEGMENTS - (stop - start))
-            coarse = x if is_float else self.quantize(x)
-            rest = self._quantize(x, "rest", coarse) if precise and not is_float else -1
+            planes = (x, -1) if is_float else self.quantize(x, precise=precise)
             self._record(
                 Op(
                     OpKind.LINEAR,
                     out,
-                    inputs=(coarse, rest),
+                    inputs=planes,
                     weights=tuple([*weights[start:stop], *pad, *biases[start:stop], *pad]),
                     ints=(col,),
                     accumulate=add_to >= 0,

@@ -54,7 +54,7 @@ def fold_quantize(ops: list[Op]) -> None:
         source = op.inputs[0] if op.kind is OpKind.QUANTIZE else -1
         producer = producers.get(source)
         if producer and readers.count(source) == 1 and _writes_whole_blocks(producer):
-            producer.out = op.out
+            producer.out, producer.out_rest = op.out, op.out_rest
         else:
             kept.append(op)
     ops[:] = kept
@@ -68,7 +68,7 @@ def place_buffers(ops: list[Op], buffers: list[Buffer], max_rows: int) -> int:
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for at, op in enumerate(ops):
-        for b in (op.out, *op.inputs):
+        for b in (*op.outs, *op.inputs):
             if b >= 0:
                 first.setdefault(b, at)
                 last[b] = at

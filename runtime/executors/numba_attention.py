@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
-from .numba_math import Q8Views, exp, helper, quantize, store_upto
+from .numba_math import Q8Views, exp, helper, quantize_planes, store_upto
 from .numba_rowops import HeadShape
 from .numba_vectors import (
     add,
@@ -176,9 +176,11 @@ def attention(
     positions: np.ndarray,
     out: np.ndarray,
     q8: Q8Views,
+    rest: Q8Views,
     n_threads: int,
 ) -> None:
-    """x (max_rows, [q | k | v]); out (max_rows, heads * value_dim), or empty and q8 is written."""
+    """x (max_rows, [q | k | v]); out (max_rows, heads * value_dim), or empty: then q8 is written,
+    and what that leaves over to rest, if it is not empty."""
     n_items = positions.size * shape.kv_heads
     width = shape.heads // shape.kv_heads * shape.value_dim  # results of an item
     for thread in prange(n_threads):
@@ -196,10 +198,6 @@ def attention(
             if out.size > 0:
                 out[row, kv_head * width : kv_head * width + width] = mixed
             else:
-                n_blocks = shape.heads * shape.value_dim // BLOCK
-                row_words = row * q8.words.shape[1]
-                quantize(
-                    pointer(mixed), advance(pointer(q8.codes), 4 * row_words),
-                    advance(pointer(q8.words), row_words), advance(pointer(q8.floats), row_words),
-                    n_blocks, kv_head * width // BLOCK, width // BLOCK,
-                )  # fmt: skip
+                n_blocks, first = shape.heads * shape.value_dim // BLOCK, kv_head * width // BLOCK
+                results = pointer(mixed)
+                quantize_planes(results, results, q8, rest, row, n_blocks, first, width // BLOCK)

@@ -146,9 +146,12 @@ class Binder:
     def _q8(self, buffer: int) -> Q8Views:
         return self._memory.q8[buffer] if buffer >= 0 else _NO_Q8
 
-    def _sink(self, op: Op) -> tuple[np.ndarray, Q8Views, RowKind]:
-        """The op's output as floats and quantized, one of them empty, and its kind of rows."""
-        return self._floats(op.out), self._q8(op.out), self._plan.buffers[op.out].rows
+    def _sink(self, op: Op) -> tuple[np.ndarray, Q8Views, Q8Views]:
+        """The op's output as floats, or quantized and what that leaves over; the others empty."""
+        return self._floats(op.out), self._q8(op.out), self._q8(op.out_rest)
+
+    def _rows_of(self, op: Op) -> RowKind:
+        return self._plan.buffers[op.out].rows
 
     # -- ops: each method returns the calls that do the op -----------------------------------
 
@@ -179,13 +182,12 @@ class Binder:
     def _norm(self, op: Op) -> list[Call]:
         x, weight = self._floats(op.inputs[0]), self._vector(op.weight_of("weight"))
         group, eps, adds = op.int_of("group"), np.float32(op.float_of("eps")), op.accumulate
-        out, q8, kind = self._sink(op)
-        return [lambda rows: norm(x, weight, group, eps, out, adds, q8, rows.counts[kind])]
+        (out, q8, rest), kind = self._sink(op), self._rows_of(op)
+        return [lambda rows: norm(x, weight, group, eps, out, adds, q8, rest, rows.counts[kind])]
 
     def _quantize(self, op: Op) -> list[Call]:
-        x, coarse = self._floats(op.inputs[0]), self._q8(op.inputs[1])
-        _, q8, kind = self._sink(op)
-        return [lambda rows: quantize_rows(x, coarse, q8, rows.counts[kind])]
+        x, kind, (_, q8, rest) = self._floats(op.inputs[0]), self._rows_of(op), self._sink(op)
+        return [lambda rows: quantize_rows(x, q8, rest, rows.counts[kind])]
 
     def _linear(self, op: Op) -> list[Call]:
         # The logits are another array in every step, so `out` is looked up then.
@@ -219,7 +221,7 @@ class Binder:
         out: Callable[[], np.ndarray],
         col: int,
     ) -> Call:
-        adds, kind = op.accumulate, self._sink(op)[2]
+        adds, kind = op.accumulate, self._rows_of(op)
         if isinstance(w, QuantizedMatrix):
             q8, rest = self._q8(op.inputs[0]), self._q8(op.inputs[1])
             return lambda rows: linear_quantized(
@@ -247,14 +249,14 @@ class Binder:
         ]  # fmt: skip
 
     def _attention(self, op: Op) -> list[Call]:
-        x, (out, q8, _) = self._floats(op.inputs[0]), self._sink(op)
+        x, (out, q8, rest) = self._floats(op.inputs[0]), self._sink(op)
         shape, scale = HeadShape(*op.ints[:4]), np.float32(op.float_of("scale"))
         window, n_threads = op.int_of("window"), self._n_threads
         keys, values, block_tokens = self._memory.layer(op.int_of("kv_layer"))
         return [
             lambda rows: attention(
                 x, shape, keys, values, block_tokens, scale, window, rows.block_table,
-                rows.row_seq, rows.positions, out, q8, n_threads,
+                rows.row_seq, rows.positions, out, q8, rest, n_threads,
             )
         ]  # fmt: skip
 
@@ -262,11 +264,13 @@ class Binder:
         return [self._glu_call(op, self._floats(op.inputs[0]))]
 
     def _glu_call(self, op: Op, gate_up: np.ndarray) -> Call:
-        activation, (out, q8, kind) = op.int_of("activation"), self._sink(op)
-        return lambda rows: glu(gate_up, activation, out, q8, rows.counts[kind])
+        activation, kind, (out, q8, rest) = (
+            op.int_of("activation"), self._rows_of(op), self._sink(op)
+        )  # fmt: skip
+        return lambda rows: glu(gate_up, activation, out, q8, rest, rows.counts[kind])
 
     def _add(self, op: Op) -> list[Call]:
-        x, (out, _, kind) = self._floats(op.inputs[0]), self._sink(op)
+        x, out, kind = self._floats(op.inputs[0]), self._floats(op.out), self._rows_of(op)
 
         def add(rows: Rows) -> None:
             out[: rows.counts[kind]] += x[: rows.counts[kind]]

@@ -14,6 +14,7 @@ from numba import njit
 
 from .numba_vectors import (
     absolute,
+    advance,
     fma,
     load,
     load_first,
@@ -21,6 +22,7 @@ from .numba_vectors import (
     maximum,
     minimum,
     mul,
+    pointer,
     round_even,
     splat,
     store,
@@ -93,7 +95,7 @@ def inverse_rms(x: Any, n: int, eps: Any) -> Any:
 
 
 @helper
-def quantize(
+def _quantize(
     x: Any, codes: Any, words: Any, floats: Any, n_blocks: int, first: int, n: int
 ) -> None:
     """Quantizes n blocks of floats at x into blocks first … of a row of n_blocks."""
@@ -121,3 +123,26 @@ def quantize(
         words[Q8_H * n_blocks + 2 * b + 1] = np.int32(h1)
         floats[Q8_DH * n_blocks + 2 * b] = d * h0
         floats[Q8_DH * n_blocks + 2 * b + 1] = d * h1
+
+
+@helper
+def _quantize_row(x: Any, q8: Q8Views, row: int, n_blocks: int, first: int, n: int) -> None:
+    codes = advance(pointer(q8.codes), row * q8.codes.shape[1])
+    words = advance(pointer(q8.words), row * q8.words.shape[1])
+    floats = advance(pointer(q8.floats), row * q8.words.shape[1])
+    _quantize(x, codes, words, floats, n_blocks, first, n)
+
+
+@helper
+def quantize_planes(
+    x: Any, left: Any, q8: Q8Views, rest: Q8Views, row: int, n_blocks: int, first: int, n: int
+) -> None:
+    """n blocks of floats at x into blocks first … of a row of q8; what that leaves over into rest,
+    if it is not empty. `left` has room for as many floats, and may be x."""
+    _quantize_row(x, q8, row, n_blocks, first, n)
+    if rest.codes.size > 0:
+        codes = advance(pointer(q8.codes), row * q8.codes.shape[1] + first * BLOCK)
+        d = advance(pointer(q8.floats), row * q8.floats.shape[1] + Q8_D * n_blocks + first)
+        for i in range(n * BLOCK):
+            left[i] = x[i] - np.float32(codes[i]) * d[i // BLOCK]
+        _quantize_row(left, rest, row, n_blocks, first, n)

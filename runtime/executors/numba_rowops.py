@@ -1,7 +1,8 @@
 """Kernels that take a row at a time: embed, norm, quantize, rope table, rope + KV write, GLU.
 
 Owns: what these ops do to a row. Must not know: plans or steps. A result that is wanted quantized
-goes to the views of a Q8 buffer instead of `out`, which is then an empty matrix.
+goes to the views of a Q8 buffer instead of `out`, which is then an empty matrix; what rounding
+left over goes to `rest`, unless that is empty.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit, prange
 
-from .numba_math import Q8_D, Q8Views, exp, helper, inverse_rms, load_upto, quantize, store_upto
+from .numba_math import Q8Views, exp, helper, inverse_rms, load_upto, quantize_planes, store_upto
 from .numba_vectors import (
     add,
     advance,
@@ -33,38 +34,22 @@ _kernel = njit(parallel=True, nogil=True, cache=True)
 _SILU = 0
 
 
-@helper
-def _quantize_row(x: Any, q8: Q8Views, row: int, n_blocks: int, first: int, n: int) -> None:
-    codes = advance(pointer(q8.codes), row * q8.codes.shape[1])
-    words = advance(pointer(q8.words), row * q8.words.shape[1])
-    floats = advance(pointer(q8.floats), row * q8.words.shape[1])
-    quantize(x, codes, words, floats, n_blocks, first, n)
-
-
 @njit(nogil=True)
-def _quantize_rows(x: np.ndarray, coarse: Q8Views, q8: Q8Views, start: int, stop: int) -> None:
-    width, is_rest = x.shape[1], coarse.codes.size > 0
-    n_blocks, d_at = width // BLOCK, Q8_D * (width // BLOCK)
+def _quantize_rows(x: np.ndarray, q8: Q8Views, rest: Q8Views, start: int, stop: int) -> None:
+    width = x.shape[1]
     scratch = np.empty(width, np.float32)
     for row in range(start, stop):
         source = advance(pointer(x), row * width)
-        if is_rest:
-            codes = advance(pointer(coarse.codes), row * coarse.codes.shape[1])
-            d = advance(pointer(coarse.floats), row * coarse.floats.shape[1] + d_at)
-            for i in range(width):
-                scratch[i] = source[i] - np.float32(codes[i]) * d[i // BLOCK]
-            source = pointer(scratch)
-        _quantize_row(source, q8, row, n_blocks, 0, n_blocks)
+        quantize_planes(source, pointer(scratch), q8, rest, row, width // BLOCK, 0, width // BLOCK)
 
 
 @_kernel
-def quantize_rows(x: np.ndarray, coarse: Q8Views, q8: Q8Views, n_rows: int) -> None:
-    """x, or where `coarse` is not empty what that left of x."""
+def quantize_rows(x: np.ndarray, q8: Q8Views, rest: Q8Views, n_rows: int) -> None:
     if n_rows <= _FEW_ROWS:
-        _quantize_rows(x, coarse, q8, 0, n_rows)
+        _quantize_rows(x, q8, rest, 0, n_rows)
     else:
         for row in prange(n_rows):
-            _quantize_rows(x, coarse, q8, row, row + 1)
+            _quantize_rows(x, q8, rest, row, row + 1)
 
 
 @njit(nogil=True)
@@ -76,6 +61,7 @@ def _norm_rows(
     out: np.ndarray,
     adds: bool,
     q8: Q8Views,
+    rest: Q8Views,
     start: int,
     stop: int,
 ) -> None:
@@ -95,7 +81,7 @@ def _norm_rows(
                     v = add(load_upto(to, i, g + group), v)
                 store_upto(to, i, g + group, v)
         if is_q8:
-            _quantize_row(to, q8, row, width // BLOCK, 0, width // BLOCK)
+            quantize_planes(to, to, q8, rest, row, width // BLOCK, 0, width // BLOCK)
 
 
 @_kernel
@@ -107,14 +93,15 @@ def norm(
     out: np.ndarray,
     adds: bool,
     q8: Q8Views,
+    rest: Q8Views,
     n_rows: int,
 ) -> None:
     """weight is empty, as long as a group, or as long as a row."""
     if n_rows <= _FEW_ROWS:
-        _norm_rows(x, weight, group, eps, out, adds, q8, 0, n_rows)
+        _norm_rows(x, weight, group, eps, out, adds, q8, rest, 0, n_rows)
     else:
         for row in prange(n_rows):
-            _norm_rows(x, weight, group, eps, out, adds, q8, row, row + 1)
+            _norm_rows(x, weight, group, eps, out, adds, q8, rest, row, row + 1)
 
 
 @helper
@@ -130,7 +117,13 @@ def _gated(gate: Any, up: Any, activation: int) -> Any:
 
 @njit(nogil=True)
 def _glu_rows(
-    x: np.ndarray, activation: int, out: np.ndarray, q8: Q8Views, start: int, stop: int
+    x: np.ndarray,
+    activation: int,
+    out: np.ndarray,
+    q8: Q8Views,
+    rest: Q8Views,
+    start: int,
+    stop: int,
 ) -> None:
     width, is_q8 = x.shape[1] // 2, out.size == 0
     scratch = np.empty(width, np.float32)
@@ -142,16 +135,18 @@ def _glu_rows(
             v = _gated(load_upto(gate, i, width), load_upto(up, i, width), activation)
             store_upto(to, i, width, v)
         if is_q8:
-            _quantize_row(to, q8, row, width // BLOCK, 0, width // BLOCK)
+            quantize_planes(to, to, q8, rest, row, width // BLOCK, 0, width // BLOCK)
 
 
 @_kernel
-def glu(x: np.ndarray, activation: int, out: np.ndarray, q8: Q8Views, n_rows: int) -> None:
+def glu(
+    x: np.ndarray, activation: int, out: np.ndarray, q8: Q8Views, rest: Q8Views, n_rows: int
+) -> None:
     if n_rows <= _FEW_ROWS:
-        _glu_rows(x, activation, out, q8, 0, n_rows)
+        _glu_rows(x, activation, out, q8, rest, 0, n_rows)
     else:
         for row in prange(n_rows):
-            _glu_rows(x, activation, out, q8, row, row + 1)
+            _glu_rows(x, activation, out, q8, rest, row, row + 1)
 
 
 @_kernel

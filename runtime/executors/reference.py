@@ -189,8 +189,7 @@ class ReferenceExecutor:
         run.store(op, rms_norm(x, weight, op.int_of("group"), op.float_of("eps")))
 
     def _quantize(self, run: _Run, op: Op) -> None:
-        x, coarse = run.floats(op.inputs[0]), op.inputs[1]
-        run.store(op, x if coarse < 0 else x - run.floats(coarse))
+        run.store(op, run.floats(op.inputs[0]))
 
     def _linear(self, run: _Run, op: Op) -> None:
         run.store(op, self._products(run, op, 3), first_col=op.int_of("out_col"))
@@ -297,9 +296,11 @@ class _Run:
         return rows.floats() if isinstance(rows, Q8Rows) else rows
 
     def store(self, op: Op, values: np.ndarray, first_col: int = 0) -> None:
-        """Writes or adds an op's result; a Q8 buffer takes whole rows, quantized."""
+        """Writes or adds an op's result; Q8 buffers take whole rows, quantized."""
         if self.plan.buffers[op.out].kind is BufferKind.Q8:
-            self.buffers[op.out] = quantize_q8(values)
+            self.buffers[op.out] = coarse = quantize_q8(values)
+            if op.out_rest >= 0:
+                self.buffers[op.out_rest] = quantize_q8(values - coarse.floats())
             return
         out = self.floats(op.out)[:, first_col : first_col + values.shape[1]]
         out[...] = out + values if op.accumulate else values

@@ -25,6 +25,11 @@ from martlet.runtime.weights import StoredTensor, StoredWeights
 
 from .tiny import BLOCK_FORMATS, FLOAT_FORMATS, Chunk, make_step, random_tensor
 
+OP_TOLERANCE = 2e-5  # max |a - b| / max |b| of one op: float rounding alone
+# A value on a rounding boundary of the int8 activations may fall to the other side, and then moves
+# a product by one step of 1/254 of the block's largest value.
+QUANTIZED_TOLERANCE = 2e-2
+PRECISE_TOLERANCE = 1e-4  # as before, but a step is 254 times smaller
 MAX_ROWS = 48
 N_BLOCKS = 12
 BLOCK_TOKENS = 16
@@ -40,9 +45,17 @@ class OpCase:
     op: Callable[[OpBuilder, int], int]
     steps: Sequence[Step]
     show_blocks: bool = False  # an identity matrix in blocks follows, so its input is quantized
+    precise: bool = False  # and that in two planes
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def tolerance(self) -> float:
+        """By how much two executors may differ, as max |a - b| / max |b|."""
+        if not self.show_blocks:
+            return OP_TOLERANCE
+        return PRECISE_TOLERANCE if self.precise else QUANTIZED_TOLERANCE
 
     def build(self) -> tuple[Plan, StoredWeights]:
         rng = np.random.default_rng(sum(map(ord, self.name)))
@@ -52,7 +65,8 @@ class OpCase:
             b.tensors["table"].data.view(np.float32)[3 * self.width :][:32] = 0
         shown = self.op(b, b.plan.embed(table))
         if self.show_blocks:
-            shown = b.plan.linear(shown, [b.identity(shown, in_blocks=True)])
+            weights = [b.identity(shown, in_blocks=True)]
+            shown = b.plan.linear(shown, weights, precise=self.precise)
         rows = b.plan.take_rows(shown)
         b.plan.linear(rows, [b.identity(rows, in_blocks=False)], name="logits", logits=True)
         return b.plan.finish(), b.weights
@@ -246,10 +260,25 @@ def _cases() -> Iterable[OpCase]:
                 yield OpCase(name, 96, op, _rows(n_rows))
     op = partial(_linear_glu, ("Q4_0", "Q4_0"), 96, False, False)
     yield OpCase("linear_glu-quantized", 64, op, _rows(17), show_blocks=True)
+    yield from _precise_cases()
     yield OpCase("add", 37, _add, _rows(5))
     yield OpCase("take_rows", 32, _nothing, _rows(9, out_rows=[1, 4, 8]))
     yield OpCase("take_no_rows", 32, _nothing, _rows(9, out_rows=[]))
     yield from _attention_cases()
+
+
+def _precise_cases() -> Iterable[OpCase]:
+    """Every op that writes two planes, rows of more blocks than are rounded at a time included."""
+    heads = Heads(6, 2, 32, 32, n_rot=32)
+    ops: dict[str, tuple[int, Callable[[OpBuilder, int], int], list[Step]]] = {
+        "quantize": (544, _nothing, _rows(3)),
+        "norm": (544, partial(_norm, 0, 544, False), _rows(3)),
+        "glu": (2048, partial(_glu, Activation.SILU), _rows(3)),
+        "linear_glu": (96, partial(_linear_glu, ("F32", "F32"), 96, True, False), _rows(17)),
+        "attention": (heads.width, partial(_attention, heads), _mixed_steps()),
+    }
+    for name, (width, op, steps) in ops.items():
+        yield OpCase(f"{name}-precise", width, op, steps, show_blocks=True, precise=True)
 
 
 def _linear_cases() -> Iterable[OpCase]:

@@ -17,10 +17,6 @@ from .native_library import ISAS
 from .op_cases import OP_CASES, OpCase
 from .tiny import BLOCK_FORMATS, run_tokens, tiny_model
 
-OP_TOLERANCE = 2e-5  # max |a - b| / max |b| of one op: float rounding alone
-# A value on a rounding boundary of the int8 activations may fall to the other side, and then moves
-# a product by one step of 1/254 of the block's largest value.
-QUANTIZED_TOLERANCE = 2e-2
 # A key on a rounding boundary of the int8 cache may fall to the other side.
 KV_TOLERANCE = 5e-3
 FLOAT_MODEL_TOLERANCE = 1e-3  # two layers; keys on a rounding boundary of half precision
@@ -41,8 +37,7 @@ def test_every_op_on_every_isa(case: OpCase) -> None:
     runs = {isa: case.run(NativeExecutor, isa=isa, n_threads=2) for isa in ISAS}
     for isa, steps in runs.items():
         for mine, step in zip(steps, expected, strict=True):
-            tolerance = QUANTIZED_TOLERANCE if case.show_blocks else OP_TOLERANCE
-            assert relative_error(mine, step) <= tolerance, isa
+            assert relative_error(mine, step) <= case.tolerance, isa
         for mine, scalar in zip(steps, runs["scalar"], strict=True):
             np.testing.assert_array_equal(mine, scalar, err_msg=f"{isa} against scalar")
 
@@ -74,8 +69,7 @@ def test_other_caches_on_every_isa(case: OpCase, kv_type: KvType) -> None:
     for isa in ISAS:
         steps = case.run(NativeExecutor, isa=isa, n_threads=2, kv_type=kv_type)
         for mine, same, step in zip(steps, scalar, expected, strict=True):
-            tolerance = QUANTIZED_TOLERANCE if case.show_blocks else KV_TOLERANCE
-            assert relative_error(mine, step) <= tolerance, isa
+            assert relative_error(mine, step) <= max(KV_TOLERANCE, case.tolerance), isa
             np.testing.assert_array_equal(mine, same, err_msg=f"{isa} against scalar")
 
 

@@ -178,6 +178,56 @@ def rows_over_their_copies(r: Records) -> None:
     r.buffers["offset"][written] = r.buffers["offset"][read] + 64
 
 
+def op_with_rest(r: Records) -> int:
+    return int(np.flatnonzero(r.ops["out_rest"] >= 0)[0])
+
+
+def rest_is(pick: Callable[[Records, int], int]) -> Spoil:
+    """What an op's output leaves over goes to the buffer picked for that op."""
+
+    def spoil(r: Records) -> None:
+        at = op_with_rest(r)
+        r.ops["out_rest"][at] = pick(r, at)
+
+    return spoil
+
+
+def rest_of_other_rows(r: Records, at: int) -> int:
+    rest = int(r.ops["out_rest"][at])
+    r.buffers["rows"][rest] = 1
+    return rest
+
+
+def rest_of_other_width(r: Records, at: int) -> int:
+    rest = int(r.ops["out_rest"][at])
+    r.buffers["width"][rest], r.buffers["row_bytes"][rest] = 32, 64
+    return rest
+
+
+def rest_of_floats(r: Records) -> None:
+    """In a Q8 buffer, but the op's output is not."""
+    r.ops["out_rest"][op_of(r, OpKind.LINEAR)] = r.ops["out_rest"][op_with_rest(r)]
+
+
+def rest_outside(r: Records) -> None:
+    """No op reads it any more, but one still writes it."""
+    rest = int(r.ops["out_rest"][op_with_rest(r)])
+    r.ops["in"][r.ops["in"] == rest] = -1
+    r.buffers["offset"][rest] = r.sizes["arena_bytes"]
+
+
+def rest_over(name: str) -> Callable[[Records, int], int]:
+    """Moved to where the buffer of another field lies: items would overwrite each other's."""
+
+    def pick(r: Records, at: int) -> int:
+        rest = int(r.ops["out_rest"][at])
+        other = r.ops[name][at] if name == "out" else r.ops[name][at, 0]
+        r.buffers["offset"][rest] = r.buffers["offset"][int(other)]
+        return rest
+
+    return pick
+
+
 def set_field(array: str, kind: OpKind, name: str, element: int, value: int) -> Spoil:
     def spoil(r: Records) -> None:
         apply(r, (array, op_of(r, kind), name, element, value))
@@ -206,6 +256,16 @@ NAMED = {
     "heads without keys": (set_field("ops", OpKind.ATTENTION, "i", 1, 0), "op"),
     "no such layer": (set_field("ops", OpKind.ATTENTION, "i", 4, 7), "op"),
     "window before the row": (set_field("ops", OpKind.ATTENTION, "i", 5, -1), "op"),
+    "rest out of buffers": (rest_is(lambda r, at: 1000), "op"),
+    "rest in the output itself": (rest_is(lambda r, at: int(r.ops["out"][at])), "op"),
+    "rest in floats": (rest_is(lambda r, at: int(r.ops["in"][at, 0])), "op"),
+    "rest in the logits": (rest_is(lambda r, at: logits_buffer(r)), "op"),
+    "rest of floats": (rest_of_floats, "of kind 3 "),
+    "rest of other rows": (rest_is(rest_of_other_rows), "op"),
+    "rest of another width": (rest_is(rest_of_other_width), "op"),
+    "rest over the output": (rest_is(rest_over("out")), "op"),
+    "rest over the input": (rest_is(rest_over("in")), "op"),
+    "rest outside the arena": (rest_outside, r"buffer \d+"),
     "odd rotation": (set_field("ops", OpKind.ROPE_KV, "i", 4, 3), "op"),
 }
 

@@ -12,14 +12,16 @@ from martlet.runtime.executors.reference import ReferenceExecutor
 from martlet.runtime.ops import KvType
 from martlet.runtime.step import Step
 
-from .op_cases import OP_CASES, OpBuilder, OpCase
+from .op_cases import (
+    OP_CASES,
+    OP_TOLERANCE,
+    PRECISE_TOLERANCE,
+    QUANTIZED_TOLERANCE,
+    OpBuilder,
+    OpCase,
+)
 from .tiny import BLOCK_FORMATS, Chunk, TinyModel, make_step, run_tokens, tiny_model
 
-OP_TOLERANCE = 2e-5  # max |a - b| / max |b| of one op: float rounding alone
-# A value on a rounding boundary of the int8 activations may fall to the other side, and then moves
-# a product by one step of 1/254 of the block's largest value.
-QUANTIZED_TOLERANCE = 2e-2
-PRECISE_TOLERANCE = 1e-4  # as before, but a step is 254 times smaller
 ARCHS = ("llama", "qwen2", "qwen3", "gemma3")
 TOKENS = [int(t) for t in np.random.default_rng(0).integers(0, 32, 75)]
 MOST_THREADS = NumbaExecutor.most_threads()
@@ -37,9 +39,8 @@ def numba_executor(model: TinyModel, **options: object) -> NumbaExecutor:
 
 @pytest.mark.parametrize("case", OP_CASES, ids=str)
 def test_every_op(case: OpCase) -> None:
-    tolerance = QUANTIZED_TOLERANCE if case.show_blocks else OP_TOLERANCE
     for mine, expected in zip(case.run(NumbaExecutor), case.run(ReferenceExecutor), strict=True):
-        assert relative_error(mine, expected) <= tolerance
+        assert relative_error(mine, expected) <= case.tolerance
 
 
 @pytest.mark.parametrize("fmt", BLOCK_FORMATS)

@@ -158,9 +158,9 @@ def _q8_rows(n_rows: int, width: int) -> Q8Views:
     return Q8Views(rows.view(np.int8), rows.view(np.int32), rows.view(np.float32))
 
 
-def _quantized(x: np.ndarray, coarse: Q8Views | None = None) -> Q8Views:
+def _quantized(x: np.ndarray, rest: Q8Views | None = None) -> Q8Views:
     q8 = _q8_rows(*x.shape)
-    quantize_rows(x, coarse or _q8_rows(0, 0), q8, len(x))
+    quantize_rows(x, q8, rest or _q8_rows(0, 0), len(x))
     return q8
 
 
@@ -193,8 +193,8 @@ def test_a_value_that_is_not_finite_shows_in_its_scale(bad: float) -> None:
 
 def test_the_rest_holds_what_the_coarse_plane_left() -> None:
     x = np.random.default_rng(6).standard_normal((5, 64)).astype(np.float32)
-    coarse = _quantized(x)
-    left = x - quantize_q8(x).floats()
-    rest, expected = _quantized(x, coarse), quantize_q8(left)
+    rest = _q8_rows(*x.shape)
+    coarse, expected = _quantized(x, rest), quantize_q8(x - quantize_q8(x).floats())
+    np.testing.assert_array_equal(coarse.codes, _quantized(x).codes)
     np.testing.assert_array_equal(rest.codes[:, :64], expected.q)
     np.testing.assert_array_equal(rest.floats[:, 16:18], expected.d)

@@ -46,7 +46,7 @@ def lifetimes(plan: Plan) -> dict[int, tuple[int, int]]:
     """First and last op that touches each buffer, read from the finished plan."""
     touched: dict[int, list[int]] = {}
     for at, op in enumerate(plan.ops):
-        for b in (op.out, *op.inputs):
+        for b in (*op.outs, *op.inputs):
             if b >= 0:
                 touched.setdefault(b, []).append(at)
     return {b: (min(ats), max(ats)) for b, ats in touched.items()}
@@ -99,16 +99,19 @@ def random_plans(draw: st.DrawFn) -> Plan:
         x = draw(st.sampled_from(alive))
         width = p.buffers[x].width
         kind = draw(st.sampled_from(("norm", "linear", "add_linear", "add", "glu")))
+        precise = draw(st.booleans())
         same = [b for b in alive if p.buffers[b].width == width and b != x]
         if kind == "norm":
             alive.append(p.norm(x, -1, 1e-6))
         elif kind == "linear":
             rows, fmt = draw(st.sampled_from(widths)), draw(st.sampled_from("ab"))
-            alive.append(p.linear(x, [p.weight(f"{fmt}.{rows}x{width}", rows, width)]))
+            weight = p.weight(f"{fmt}.{rows}x{width}", rows, width)
+            alive.append(p.linear(x, [weight], precise=precise))
         elif kind == "add_linear":
             to, fmt = draw(st.sampled_from(alive)), draw(st.sampled_from("ab"))
             rows = p.buffers[to].width
-            p.linear(x, [p.weight(f"{fmt}.{rows}x{width}", rows, width)], add_to=to)
+            weight = p.weight(f"{fmt}.{rows}x{width}", rows, width)
+            p.linear(x, [weight], add_to=to, precise=precise)
         elif kind == "add" and same:
             p.add(x, to=draw(st.sampled_from(same)))
         elif kind == "glu" and width == 64:
@@ -155,6 +158,28 @@ def test_quantization_is_folded_into_a_lone_producer_only() -> None:
         p.linear(p.take_rows(y), [p.weight("block", 64, 64)], logits=True)
         kinds = [op.kind for op in p.finish().ops]
         assert (OpKind.QUANTIZE in kinds) == (n_readers == 2)
+
+
+@pytest.mark.parametrize("n_readers", [1, 2])
+def test_the_producer_writes_both_planes_of_a_precise_product(n_readers: int) -> None:
+    """Two products that share x share its planes, whichever of them asked for the second first."""
+    floats = {name: StoredTensor.from_floats(np.zeros((64, 64))) for name in ("f", "b.w")}
+    for precise in ((True, False), (False, True)):
+        p = PlanBuilder(FakeFormats(StoredWeights(floats)), 4)
+        x = p.norm(p.embed(p.weight("f", 64, 64)), -1, 1e-6)
+        y = p.linear(x, [p.weight("b.w", 64, 64)], precise=precise[0])
+        p.linear(x, [p.weight("b.w", 64, 64)], add_to=y, precise=precise[1])
+        if n_readers == 2:
+            p.add(x, to=y)
+        p.linear(p.take_rows(y), [p.weight("f", 64, 64)], logits=True)
+        plan = p.finish()
+        check_arena(plan)
+        makers = [op for op in plan.ops if op.out_rest >= 0]
+        assert [op.kind for op in makers] == [OpKind.NORM if n_readers == 1 else OpKind.QUANTIZE]
+        assert (plan.buffers[x].offset < 0) == (n_readers == 1)
+        products = [op for op in plan.ops if op.kind is OpKind.LINEAR][:2]
+        rests = [makers[0].out_rest if wanted else -1 for wanted in precise]
+        assert [op.inputs for op in products] == [(makers[0].out, rest) for rest in rests]
 
 
 def test_a_changed_buffer_is_quantized_again() -> None:
@@ -221,4 +246,6 @@ def test_records_repeat_the_ops() -> None:
         assert record["w"][: len(op.weights)].tolist() == list(op.weights)
         assert set(record["w"][len(op.weights) :]) <= {-1}
         assert record["i"][: len(op.ints)].tolist() == list(op.ints)
+        assert record["out_rest"] == op.out_rest
+    assert (ops["out_rest"] >= 0).any()
     assert plan.kv_bytes_per_token() == 2 * 2 * 2 * 64 * 2

@@ -1,6 +1,7 @@
 """The meaning of every op on numbers a person can check by hand."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from martlet.runtime.ops import Activation, KvType, RopeStyle
 from martlet.runtime.plan import PlanBuilder
 from martlet.runtime.weights import StoredTensor, StoredWeights
 
+from .op_cases import OP_CASES, OpCase
 from .tiny import Chunk, make_step, run_tokens, tiny_model
 
 ARCHS = ("llama", "qwen2", "qwen3", "gemma3")
@@ -53,6 +55,14 @@ def test_quantize_of_vanishing_values_is_zero_and_not_infinite() -> None:
     rows = quantize_q8(np.full((1, 32), 1e-40, np.float32))
     assert rows.d.tolist() == [[0]]
     assert not rows.q.any()
+
+
+@pytest.mark.parametrize("case", [case for case in OP_CASES if case.precise], ids=str)
+def test_two_planes_hold_fifteen_bits_of_a_result(case: OpCase) -> None:
+    exact = replace(case, show_blocks=False, precise=False).run(ReferenceExecutor)
+    for planes, floats in zip(case.run(ReferenceExecutor), exact, strict=True):
+        error = np.abs(planes - floats).max() / np.abs(floats).max()
+        assert 0 < error <= 1 / 254**2 + 1e-6
 
 
 def test_rms_norm_of_a_row() -> None:
