@@ -127,6 +127,7 @@ static int check_attention(const mt_plan *p, const mt_op *op, const mt_buffer *a
     const mt_buffer *qkv = buffer_of(p, op->in[0], MT_BUF_F32);
     if (op->i[5] < 0 || !check_kv(p, op, op->i[4], qkv) || !same_rows(qkv, any, qkv->width))
         return 0;
+    if (p->kv_layers[op->i[4]].is_windowed && !op->i[5]) return 0;
     return any->width == op->i[0] * op->i[3] && (any->kind == MT_BUF_F32 || op->i[3] % 32 == 0);
 }
 
@@ -226,6 +227,9 @@ static int32_t check_options(const mt_options *o, char *err) {
     if ((int64_t)o->block_tokens * o->n_blocks > MAX_POOL_TOKENS)
         return mt_fail(err, "a KV pool of %d blocks of %d tokens: use at most %d tokens",
                        o->n_blocks, o->block_tokens, MAX_POOL_TOKENS);
+    if (o->n_window_blocks < 1 || o->n_window_blocks > o->n_blocks)
+        return mt_fail(err, "%d window blocks: use 1 to %d, the blocks of the pool",
+                       o->n_window_blocks, o->n_blocks);
     if (o->n_threads < 1 || o->n_threads > MAX_THREADS)
         return mt_fail(err, "%d threads: use 1 to %d", o->n_threads, MAX_THREADS);
     if (o->kv_type < MT_KV_F16 || o->kv_type > MT_KV_Q8_0)
@@ -241,6 +245,8 @@ static int32_t check_kv_layers(const mt_plan *p, char *err) {
             k->head_dim > MAX_HEAD_DIM || k->value_dim < 1 || k->value_dim > MAX_HEAD_DIM)
             return mt_fail(err, "KV layer %d has %d heads of %d and %d values", i, k->kv_heads,
                            k->head_dim, k->value_dim);
+        if (k->is_windowed != 0 && k->is_windowed != 1)
+            return mt_fail(err, "KV layer %d: is_windowed is %d", i, k->is_windowed);
         n_values += (int64_t)k->kv_heads * (k->head_dim + k->value_dim);
         if (n_values > MAX_TOKEN_VALUES)
             return mt_fail(err, "KV layers up to %d keep %lld values of a token: at most %d", i,

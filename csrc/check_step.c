@@ -2,6 +2,18 @@
  * the arrays themselves are the caller's word. */
 #include "engine.h"
 
+/* Blocks of a sequence from position `first` to `last`. */
+static int32_t check_table(const mt_engine *e, const mt_step *s, const int32_t *table,
+                           const char *name, int32_t seq, int32_t first, int32_t last, int32_t n,
+                           char *err) {
+    for (int32_t b = first / e->block_tokens; b <= last / e->block_tokens; b++) {
+        const int32_t id = table[(int64_t)seq * s->table_width + b];
+        if (id < 0 || id >= n)
+            return mt_fail(err, "%s %d of sequence %d is %d, the pool has %d", name, b, seq, id, n);
+    }
+    return 0;
+}
+
 static int32_t check_rows(const mt_engine *e, const mt_step *s, int32_t seq, char *err) {
     /* a table may name a block twice, but scratch is sized for the positions of the pool */
     const int64_t width = s->table_width < e->n_blocks ? s->table_width : e->n_blocks;
@@ -16,14 +28,13 @@ static int32_t check_rows(const mt_engine *e, const mt_step *s, int32_t seq, cha
         if (r > s->seq_start[seq] && s->positions[r] != s->positions[r - 1] + 1)
             return mt_fail(err, "rows %d and %d of one sequence are not neighbours", r - 1, r);
     }
+    const int32_t first = s->positions[s->seq_start[seq]];
     const int32_t last = s->positions[s->seq_start[seq + 1] - 1];
-    for (int32_t b = 0; b <= last / e->block_tokens; b++) {
-        const int32_t id = s->block_table[(int64_t)seq * s->table_width + b];
-        if (id < 0 || id >= e->n_blocks)
-            return mt_fail(err, "block %d of sequence %d is %d, the pool has %d", b, seq, id,
-                           e->n_blocks);
-    }
-    return 0;
+    if (check_table(e, s, s->block_table, "block", seq, 0, last, e->n_blocks, err)) return -1;
+    if (!e->window) return 0;
+    return check_table(e, s, s->window_table, "window block", seq,
+                       first >= e->window ? first - e->window + 1 : 0, last, e->n_window_blocks,
+                       err);
 }
 
 int32_t mt_check_step(const mt_engine *e, const mt_step *s, char *err) {
@@ -31,6 +42,7 @@ int32_t mt_check_step(const mt_engine *e, const mt_step *s, char *err) {
         s->n_out < 0 || s->n_out > s->n_rows || s->table_width < 1 || (s->n_out && !s->logits))
         return mt_fail(err, "step of %d rows, %d sequences, %d outputs; at most %d rows fit",
                        s->n_rows, s->n_seqs, s->n_out, e->plan.max_rows);
+    if (e->window && !s->window_table) return mt_fail(err, "the step has no window table");
     if (s->seq_start[0] != 0 || s->seq_start[s->n_seqs] != s->n_rows)
         return mt_fail(err, "sequences cover rows %d to %d of %d", s->seq_start[0],
                        s->seq_start[s->n_seqs], s->n_rows);

@@ -112,7 +112,9 @@ static int32_t load_kv(mt_engine *e, const mt_plan *p, char *err) {
             aligned(r->v_scales_bytes + tokens * (size_t)mt_kv_scales(r->shape.value_dim) * scale);
         r->block_bytes = r->head_bytes * (size_t)r->shape.kv_heads;
         r->offset = e->kv_bytes;
-        e->kv_bytes += r->block_bytes * (size_t)e->n_blocks;
+        if (r->shape.is_windowed) e->window = 1; /* raised to what attention sees in them */
+        e->kv_bytes +=
+            r->block_bytes * (size_t)(r->shape.is_windowed ? e->n_window_blocks : e->n_blocks);
         if (r->v_stride > e->max_v_stride) e->max_v_stride = r->v_stride;
     }
     e->kv_memory = mt_big_alloc(e->kv_bytes);
@@ -156,6 +158,7 @@ static void attention_shape(mt_engine *e) {
         if (op->kind != MT_OP_ATTENTION) continue;
         if (op->i[0] > e->max_heads) e->max_heads = op->i[0];
         if (op->i[0] / op->i[1] > group) group = op->i[0] / op->i[1];
+        if (e->kv[op->i[4]].shape.is_windowed && op->i[5] > e->window) e->window = op->i[5];
     }
     e->tile_rows = MT_TILE_VECTORS / group > 1 ? MT_TILE_VECTORS / group : 1;
     e->max_splits = (int32_t)(((int64_t)e->n_blocks * e->block_tokens + MT_SPLIT - 1) / MT_SPLIT);
@@ -193,6 +196,7 @@ static int32_t create(mt_engine *e, const mt_plan *p, const mt_options *o, char 
     e->plan = *p;
     e->block_tokens = o->block_tokens;
     e->n_blocks = o->n_blocks;
+    e->n_window_blocks = o->n_window_blocks;
     e->kv_type = o->kv_type;
     e->n_threads = o->n_threads;
     e->isa = o->isa < 0 ? mt_isa_best() : o->isa;
@@ -265,19 +269,30 @@ void mt_engine_profile(const mt_engine *e, int64_t *ns) {
 }
 
 /* Part of a block in one layer, within the pool. */
-static uint8_t *block_part(const mt_engine *e, int32_t layer, int32_t block) {
-    return e->kv_memory + e->kv[layer].offset + (size_t)block * e->kv[layer].block_bytes;
+static uint8_t *block_part(const mt_engine *e, int32_t layer, mt_block block) {
+    const mt_kv_region *r = &e->kv[layer];
+    const int32_t id = r->shape.is_windowed ? block.window_id : block.id;
+    return e->kv_memory + r->offset + (size_t)id * r->block_bytes;
 }
 
-static int has_block(const mt_engine *e, int32_t block) {
-    return block >= 0 && block < e->n_blocks;
+static int has_block(const mt_engine *e, mt_block block) {
+    const int in_window = block.window_id >= 0 && block.window_id < e->n_window_blocks;
+    return block.id >= 0 && block.id < e->n_blocks && (in_window || !e->window);
 }
 
-int32_t mt_engine_copy_block(mt_engine *e, int32_t src, int32_t dst, char *err) {
+static int32_t check_block(const mt_engine *e, const char *verb, mt_block block, char *err) {
+    if (has_block(e, block)) return 0;
+    return mt_fail(err, "cannot %s block %d (windowed: %d), the pool has %d (%d)", verb, block.id,
+                   block.window_id, e->n_blocks, e->n_window_blocks);
+}
+
+int32_t mt_engine_copy_block(mt_engine *e, mt_block src, mt_block dst, char *err) {
     if (!has_block(e, src) || !has_block(e, dst))
-        return mt_fail(err, "cannot copy block %d to %d, the pool has %d", src, dst, e->n_blocks);
-    for (int32_t i = 0; i < e->plan.n_kv_layers && src != dst; i++)
-        memcpy(block_part(e, i, dst), block_part(e, i, src), e->kv[i].block_bytes);
+        return mt_fail(err, "cannot copy block %d to %d (windowed: %d to %d), the pool has %d (%d)",
+                       src.id, dst.id, src.window_id, dst.window_id, e->n_blocks,
+                       e->n_window_blocks);
+    for (int32_t i = 0; i < e->plan.n_kv_layers; i++)
+        memmove(block_part(e, i, dst), block_part(e, i, src), e->kv[i].block_bytes);
     return 0;
 }
 
@@ -287,17 +302,15 @@ int64_t mt_engine_block_bytes(const mt_engine *e) {
     return (int64_t)n_bytes;
 }
 
-int32_t mt_engine_read_block(const mt_engine *e, int32_t block, uint8_t *out, char *err) {
-    if (!has_block(e, block))
-        return mt_fail(err, "cannot read block %d, the pool has %d", block, e->n_blocks);
+int32_t mt_engine_read_block(const mt_engine *e, mt_block block, uint8_t *out, char *err) {
+    if (check_block(e, "read", block, err)) return -1;
     for (int32_t i = 0; i < e->plan.n_kv_layers; out += e->kv[i++].block_bytes)
         memcpy(out, block_part(e, i, block), e->kv[i].block_bytes);
     return 0;
 }
 
-int32_t mt_engine_write_block(mt_engine *e, int32_t block, const uint8_t *in, char *err) {
-    if (!has_block(e, block))
-        return mt_fail(err, "cannot write block %d, the pool has %d", block, e->n_blocks);
+int32_t mt_engine_write_block(mt_engine *e, mt_block block, const uint8_t *in, char *err) {
+    if (check_block(e, "write", block, err)) return -1;
     for (int32_t i = 0; i < e->plan.n_kv_layers; in += e->kv[i++].block_bytes)
         memcpy(block_part(e, i, block), in, e->kv[i].block_bytes);
     return 0;

@@ -71,7 +71,8 @@ struct mt_engine {
     mt_scratch *scratch; /* one per thread */
     uint8_t *weight_memory, *kv_memory, *arena, *scratch_memory;
     size_t weight_bytes, kv_bytes, arena_bytes, scratch_bytes;
-    int32_t block_tokens, n_blocks, kv_type, isa, n_threads;
+    int32_t block_tokens, n_blocks, n_window_blocks, kv_type, isa, n_threads;
+    int32_t window; /* positions that a row sees in windowed layers at most; 0: there are none */
     int32_t max_v_stride, max_heads;
     int64_t n_tokens; /* rows of the embedding table */
 
@@ -89,6 +90,11 @@ struct mt_engine {
     mt_gate phases_done;   /* how many phases of the step are complete */
 };
 
+/* Blocks of a sequence as this layer's keys and values are kept. */
+static inline const int32_t *mt_blocks_of(const mt_engine *e, const mt_kv_region *kv, int32_t seq) {
+    const int32_t *table = kv->shape.is_windowed ? e->step->window_table : e->step->block_table;
+    return table + (size_t)seq * (size_t)e->step->table_width;
+}
 static inline int mt_rows_of(const mt_engine *e, const mt_buffer *b) {
     return b->rows == MT_ROWS_OUT ? e->step->n_out : e->step->n_rows;
 }

@@ -109,7 +109,7 @@ typedef struct mt_kv_layer {
     int32_t kv_heads;
     int32_t head_dim;
     int32_t value_dim;
-    int32_t pad;
+    int32_t is_windowed; /* 1: no row sees beyond a window; its blocks are those of window_table */
 } mt_kv_layer;
 
 typedef struct mt_plan {
@@ -133,6 +133,8 @@ typedef struct mt_options {
     int32_t n_blocks;     /* blocks of the KV pool */
     int32_t kv_type;      /* mt_kv_type */
     int32_t profile;      /* 1: time every op, see mt_engine_profile */
+    int32_t n_window_blocks; /* blocks of windowed layers: at most n_blocks */
+    int32_t pad;
 } mt_options;
 
 /* The flat arrays of one step. Rows of a sequence are contiguous, with ascending positions. */
@@ -140,13 +142,14 @@ typedef struct mt_step {
     int32_t n_rows;
     int32_t n_seqs;
     int32_t n_out;
-    int32_t table_width;        /* columns of block_table */
-    const int32_t *tokens;      /* (n_rows) */
-    const int32_t *positions;   /* (n_rows) */
-    const int32_t *seq_start;   /* (n_seqs + 1) first row of each sequence */
-    const int32_t *block_table; /* (n_seqs, table_width) */
-    const int32_t *out_rows;    /* (n_out) rows whose logits are wanted */
-    float *logits;              /* (n_out, width of the logits buffer) */
+    int32_t table_width;         /* columns of block_table and window_table */
+    const int32_t *tokens;       /* (n_rows) */
+    const int32_t *positions;    /* (n_rows) */
+    const int32_t *seq_start;    /* (n_seqs + 1) first row of each sequence */
+    const int32_t *block_table;  /* (n_seqs, table_width) */
+    const int32_t *window_table; /* the same for windowed layers; read from the window's start on */
+    const int32_t *out_rows;     /* (n_out) rows whose logits are wanted */
+    float *logits;               /* (n_out, width of the logits buffer) */
 } mt_step;
 
 typedef struct mt_info {
@@ -170,11 +173,15 @@ int32_t mt_isa_best(void);
 
 mt_engine *mt_engine_create(const mt_plan *plan, const mt_options *options, char *err);
 int32_t mt_engine_run(mt_engine *engine, const mt_step *step, char *err);
-int32_t mt_engine_copy_block(mt_engine *engine, int32_t src, int32_t dst, char *err);
+/* One block of tokens: where windowed layers keep it, and where the others do. */
+typedef struct mt_block {
+    int32_t id, window_id;
+} mt_block;
+int32_t mt_engine_copy_block(mt_engine *engine, mt_block src, mt_block dst, char *err);
 /* Keys and values of one block in all layers, as this build lays them out: block_bytes bytes. */
 int64_t mt_engine_block_bytes(const mt_engine *engine);
-int32_t mt_engine_read_block(const mt_engine *engine, int32_t block, uint8_t *out, char *err);
-int32_t mt_engine_write_block(mt_engine *engine, int32_t block, const uint8_t *in, char *err);
+int32_t mt_engine_read_block(const mt_engine *engine, mt_block block, uint8_t *out, char *err);
+int32_t mt_engine_write_block(mt_engine *engine, mt_block block, const uint8_t *in, char *err);
 void mt_engine_info(const mt_engine *engine, mt_info *info);
 /* Nanoseconds that thread 0 spent in each op so far, barrier included: ns[n_ops] of the plan. */
 void mt_engine_profile(const mt_engine *engine, int64_t *ns);
@@ -206,11 +213,11 @@ MT_API int32_t mt_isa_supported(int32_t isa);
 MT_API int32_t mt_isa_best(void);
 MT_API mt_engine *mt_engine_create(const mt_plan *plan, const mt_options *options, char *err);
 MT_API int32_t mt_engine_run(mt_engine *engine, const mt_step *step, char *err);
-MT_API int32_t mt_engine_copy_block(mt_engine *engine, int32_t src, int32_t dst, char *err);
+MT_API int32_t mt_engine_copy_block(mt_engine *engine, mt_block src, mt_block dst, char *err);
 MT_API int64_t mt_engine_block_bytes(const mt_engine *engine);
-MT_API int32_t mt_engine_read_block(const mt_engine *engine, int32_t block, uint8_t *out,
+MT_API int32_t mt_engine_read_block(const mt_engine *engine, mt_block block, uint8_t *out,
                                     char *err);
-MT_API int32_t mt_engine_write_block(mt_engine *engine, int32_t block, const uint8_t *in,
+MT_API int32_t mt_engine_write_block(mt_engine *engine, mt_block block, const uint8_t *in,
                                      char *err);
 MT_API void mt_engine_info(const mt_engine *engine, mt_info *info);
 MT_API void mt_engine_profile(const mt_engine *engine, int64_t *ns);

@@ -79,8 +79,7 @@ static void run_rope_table(mt_engine *e, const mt_op *op, int r, mt_scratch *s) 
 static void store_row_kv(mt_engine *e, const mt_kv_region *kv, int r, const float *k,
                          const float *v) {
     const int32_t position = e->step->positions[r];
-    const int32_t *blocks =
-        e->step->block_table + (size_t)e->row_seq[r] * (size_t)e->step->table_width;
+    const int32_t *blocks = mt_blocks_of(e, kv, e->row_seq[r]);
     const size_t in_block = (size_t)(position % e->block_tokens);
     const size_t width = mt_kv_width(e->kv_type);
     const size_t head_dim = (size_t)kv->shape.head_dim;

@@ -32,7 +32,7 @@ static void view_item(const mt_engine *e, const mt_op *op, int item, item_view *
         .value_dim = region->shape.value_dim,
         .v_stride = region->v_stride,
         .type = e->kv_type,
-        .blocks = e->step->block_table + (size_t)tile.seq * (size_t)e->step->table_width,
+        .blocks = mt_blocks_of(e, region, tile.seq),
     };
     v->rows.n = tile.n * v->group;
     v->rows.scale = op->f[0];

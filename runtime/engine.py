@@ -79,6 +79,8 @@ class Engine:
             prefix_reuse=prefix_reuse,
             fingerprint=prefix_store.fingerprint if prefix_store else fingerprint,
             tier=self._tier,
+            window=executor.window,
+            n_window_blocks=executor.n_window_blocks,
         )
         is_timeless = step_ms is not None and not step_ms > 0  # NaN as well
         if max_running < 1 or max_queue < 0 or (step_rows or 1) < 1 or is_timeless:
@@ -95,6 +97,12 @@ class Engine:
             max_running=max_running,
             prompt_rows=self._pace.prompt_rows,
         )
+        alone = executor.n_blocks * executor.block_tokens
+        if pool.parts and not pool.parts.fits(pool.parts.share(alone), step_rows):
+            raise ModelError(
+                f"{executor.n_window_blocks} window blocks are too few for one request and steps "
+                f"of {step_rows} rows; give the KV pool more memory"
+            )
         self._mailbox = Mailbox(self.scheduler.max_running + max_queue)
         self._executor = executor
         self._tokenizer = tokenizer
@@ -173,6 +181,8 @@ class Engine:
             preemptions=self.scheduler.n_preemptions,
             finished=dict(counts.finished),
             blocks_shared=pool.n_shared,
+            window_blocks_total=pool.parts.n_parts if pool.parts else 0,
+            window_blocks_used=pool.parts.n_needed if pool.parts else 0,
             fragmentation=self.scheduler.fragmentation(),
             prefix_misses=dict(counts.missed),
         )
@@ -230,7 +240,9 @@ class Engine:
         return True
 
     def _run(self, granted: Sequence[Scheduled]) -> Logits:
-        step, start_s = build_step(granted), time.perf_counter()
+        parts = self.scheduler.pool.parts
+        step = build_step(granted, parts.of_block if parts else None)
+        start_s = time.perf_counter()
         logits = self._executor.run(step)
         n_streams = sum(item.request.is_streaming for item in granted)
         self._pace.observe(n_streams, step.n_rows - n_streams, time.perf_counter() - start_s)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from .ops import KvType, OpKind
 from .plan import Op, Plan, PlanTensor
+from .window_parts import parts_of_pool
 
 TILE_ROWS = 32
 ALIGNMENT = 64
@@ -91,14 +92,21 @@ def estimate(
     process: int,
     available: int,
 ) -> MemoryEstimate:
-    n_blocks = sequences * -(-context // block_tokens)
-    packed, block = weight_bytes(plan), kv_block_bytes(plan, block_tokens, kv_type)
+    packed = weight_bytes(plan)
 
-    def needed(n_blocks: int) -> int:  # per sequence
-        n_tokens = sequences * n_blocks * block_tokens
-        return packed + arena_bytes(plan, n_tokens, n_threads) + sequences * n_blocks * block
+    full, windowed = kv_block_bytes(plan, block_tokens, kv_type)
 
-    most_blocks = bisect_right(range(available // block + 2), available, key=needed) - 1
+    def pool_bytes(per_context: int) -> int:
+        n_blocks = sequences * per_context
+        n_parts = parts_of_pool(n_blocks, per_context, plan.window, block_tokens, plan.max_rows)
+        return n_blocks * full + n_parts * windowed
+
+    def needed(blocks_per_context: int) -> int:
+        n_tokens = sequences * blocks_per_context * block_tokens
+        return packed + arena_bytes(plan, n_tokens, n_threads) + pool_bytes(blocks_per_context)
+
+    n_blocks = -(-context // block_tokens)
+    most_blocks = bisect_right(range(available // max(full, 1) + 2), available, key=needed) - 1
     return MemoryEstimate(
         context=context,
         sequences=sequences,
@@ -106,8 +114,8 @@ def estimate(
         weights_mapped=weights_mapped,
         weights_packed=packed,
         kv_lower=sequences * kv_lower_bytes(plan, context, kv_type),
-        kv_pool=n_blocks * block,
-        arena=arena_bytes(plan, n_blocks * block_tokens, n_threads),
+        kv_pool=pool_bytes(n_blocks),
+        arena=arena_bytes(plan, sequences * n_blocks * block_tokens, n_threads),
         process=process,
         available=available,
         largest_context=min(context_train, max(0, most_blocks) * block_tokens),
@@ -137,32 +145,24 @@ def _tensor_bytes(tensor: PlanTensor) -> int:
     return n_tiles * (cols // 32 * packing.block_bytes + n_headers * packing.header_bytes)
 
 
-def kv_block_bytes(plan: Plan, block_tokens: int, kv_type: KvType) -> int:
-    """Values are padded to 16 per head, each head to a cache line."""
-    return sum(
-        layer.kv_heads
-        * aligned(
-            block_tokens
-            * (
-                kv_type.head_bytes(layer.head_dim)
-                + kv_type.head_bytes(-(-layer.value_dim // 16) * 16)
-            )
-        )
-        for layer in plan.kv_layers
-    )
+def kv_block_bytes(plan: Plan, block_tokens: int, kv_type: KvType) -> tuple[int, int]:
+    """Of a block in layers that see all positions, and in those with a window. Values are padded
+    to 16 per head, each head to a cache line."""
+    groups = [0, 0]
+    for layer, window in zip(plan.kv_layers, plan.kv_windows(), strict=True):
+        values = kv_type.head_bytes(-(-layer.value_dim // 16) * 16)
+        n_bytes = aligned(block_tokens * (kv_type.head_bytes(layer.head_dim) + values))
+        groups[window > 0] += layer.kv_heads * n_bytes
+    return groups[0], groups[1]
 
 
 def kv_lower_bytes(plan: Plan, context: int, kv_type: KvType) -> int:
     """One sequence: heads x (key + value) x the positions each layer's attention can see."""
-    seen = dict.fromkeys(range(len(plan.kv_layers)), 0)
-    for window, kv_layer in _windows(plan):
-        n_seen = min(context, window) if window else context
-        seen[kv_layer] = max(seen[kv_layer], n_seen)
     return sum(
         layer.kv_heads
         * (kv_type.head_bytes(layer.head_dim) + kv_type.head_bytes(layer.value_dim))
-        * seen[i]
-        for i, layer in enumerate(plan.kv_layers)
+        * (min(context, window) if window else context)
+        for layer, window in zip(plan.kv_layers, plan.kv_windows(), strict=True)
     )
 
 
@@ -197,7 +197,3 @@ def attention_kind(plan: Plan) -> str:
 
 def _attention_ops(plan: Plan) -> list[Op]:
     return [op for op in plan.ops if op.kind is OpKind.ATTENTION]
-
-
-def _windows(plan: Plan) -> list[tuple[int, int]]:
-    return [(op.int_of("window"), op.int_of("kv_layer")) for op in _attention_ops(plan)]

@@ -17,6 +17,9 @@ Only full blocks whose keys and values are final are registered and shared, and 
 behind its last full block. So a shared block is never written and copy-on-write is not needed.
 When equal blocks were computed side by side, the later table takes over the registered block and
 gives back its own: the bits are the same by the law of row independence.
+
+Layers with a window keep their keys and values in parts (window_parts.py) that not every block has.
+A prefix is of use only up to a place whose window still has all its parts.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from typing import Protocol
 from .errors import ModelError
 from .free_list import FreeList
 from .prefix_index import HashBlock, Key, Miss, Prefix, PrefixIndex, TokenIds, blake2b_chain
+from .window_parts import WindowParts
 
 Frontier = tuple[Prefix | None, bytes]
 """The block a sequence needs next: the known prefix before it, and its content."""
@@ -38,15 +42,18 @@ class SecondTier(Protocol):
 
     def has(self, digest: bytes) -> bool: ...
 
-    def restore(self, keys: list[Key], block: int) -> bool:
+    def restore(self, keys: list[Key], block: int, part: int) -> bool:
         """Fills the free block with the one that ends this chain; False if it is not to be had."""
         ...
 
-    def keep(self, prefix: Prefix) -> None:
-        """Copies the prefix's block, which is still intact."""
+    def keep(self, prefix: Prefix, part: int) -> None:
+        """Copies the prefix's block, which is still intact; without its part it was kept before.
+
+        part: its block in windowed layers.
+        """
         ...
 
-    def keep_all(self, prefixes: list[Prefix]) -> None: ...
+    def keep_all(self, prefixes: list[tuple[Prefix, int]]) -> None: ...
 
 
 @dataclass
@@ -60,6 +67,8 @@ class BlockTable:
     """Leading blocks that are known to the prefix index."""
     last: Prefix | None = None
     """The prefix that ends with block n_registered - 1."""
+    window: range = range(0)
+    """Places whose parts in windowed layers it needs (window_parts.py)."""
     keys: list[Key] = field(default_factory=list)
     """Of the sequence's full blocks, as far as they were asked for; tokens never change."""
 
@@ -76,8 +85,11 @@ class BlockPool:
         fingerprint: bytes = b"",
         hash_block: HashBlock = blake2b_chain,
         tier: SecondTier | None = None,
+        window: int = 0,
+        n_window_blocks: int | None = None,
     ) -> None:
-        """fingerprint: all that shapes keys and values besides tokens (weights, KV type, mode)."""
+        """fingerprint: all that shapes keys and values besides tokens (weights, KV type, mode).
+        window: what layers with one see, if they have n_window_blocks of their own."""
         if n_blocks < 1 or block_tokens < 1:
             raise ModelError(f"pool of {n_blocks} blocks of {block_tokens}; both must be positive")
         self.n_blocks = n_blocks
@@ -89,6 +101,15 @@ class BlockPool:
         self._index = PrefixIndex(block_tokens, fingerprint, hash_block, 4 * n_blocks)
         self._free = FreeList(n_blocks)
         self._n_cached = 0
+        self.parts: WindowParts | None = None
+        if window and n_window_blocks not in (None, n_blocks):
+            self.parts = WindowParts(
+                n_blocks,
+                n_window_blocks or 0,
+                window=window,
+                block_tokens=block_tokens,
+                before_loss=self._keep,
+            )
         self.n_shared = 0
         """Blocks held by more than one table."""
 
@@ -119,17 +140,23 @@ class BlockPool:
         Blocks it has not computed yet are given back for them. The last token is never covered: it
         must be computed, or there would be no logits.
         """
-        for place in range(table.n_registered, self._n_reusable(tokens)):
-            key = self._key(table, tokens, place)
-            known = self._index.find(key, table.last) or self._restored(table, key, place)
-            if known is None:
-                break
+        found = self._held_known(table, tokens)
+        n_usable = self._n_usable(table, found)
+        while len(found) > n_usable:
+            self._let_go(found.pop().block)
+        if found and self.parts:
+            self.parts.cover(table, range(0))
+        for known in found:
+            place = table.n_registered
             if place < len(table.blocks):
-                self._swap(table, place, known.block)
+                self._let_go(table.blocks[place])
+                table.blocks[place] = known.block
             else:
-                self._hold(known.block)
                 table.blocks.append(known.block)
             table.n_registered, table.last = place + 1, known
+        if found and self.parts:
+            first = self.parts.first_place(table.n_registered * self.block_tokens)
+            self.parts.cover(table, range(first, table.n_registered))
         return table.n_registered * self.block_tokens
 
     def frontier(self, table: BlockTable, tokens: TokenIds, n_tokens: int) -> Frontier | None:
@@ -153,6 +180,8 @@ class BlockPool:
         if table.n_registered == n_reusable:
             return None if n_reusable else Miss("too_short", 0)
         key = self._key(table, tokens, table.n_registered)
+        if self._index.find(key, table.last):
+            return Miss("evicted", at_token)  # from the layers with a window
         return Miss(self._index.why_missing(key, table.last), at_token)
 
     def grow(self, table: BlockTable, n_tokens: int) -> bool:
@@ -184,8 +213,25 @@ class BlockPool:
                 self._index.add(known)
             table.n_registered, table.last = place + 1, known
 
+    def open_window(self, table: BlockTable, n_computed: int, n_rows: int) -> None:
+        """Windowed layers are about to take these rows."""
+        if self.parts:
+            self.parts.extend(table, n_computed + n_rows)
+
+    def slide_window(self, table: BlockTable, n_computed: int) -> None:
+        """Gives back what no later row sees in windowed layers."""
+        if not self.parts:
+            return
+        before, first = table.window, self.parts.first_place(n_computed)
+        self.parts.cover(table, range(first, before.stop))
+        for place in range(before.start, first):
+            if self._prefixes[table.blocks[place]] is None:  # nobody can find it again
+                self.parts.drop(table.blocks[place])
+
     def release(self, table: BlockTable) -> None:
         """Gives up all blocks, the tail first, so that the start of a prefix lives longest."""
+        if self.parts:
+            self.parts.cover(table, range(0))
         while table.blocks:
             self._let_go(table.blocks.pop())
         table.n_registered, table.last = 0, None
@@ -193,7 +239,7 @@ class BlockPool:
     def save(self) -> None:
         """Hands all known prefixes to the second tier, children before their parents."""
         if self._tier:
-            self._tier.keep_all(list(self._index)[::-1])
+            self._tier.keep_all([(p, self._part(p.block)) for p in list(self._index)[::-1]])
 
     def is_writable(self, table: BlockTable, position: int) -> bool:
         """Whether computing `position` would touch a block of this table alone."""
@@ -202,6 +248,7 @@ class BlockPool:
 
     def check(self, tables: Iterable[BlockTable]) -> None:
         """Asserts every invariant, given all tables that hold blocks. For tests."""
+        tables = list(tables)
         holds = [0] * self.n_blocks
         for table in tables:
             assert len(set(table.blocks)) == len(table.blocks), "a block twice in one table"
@@ -228,6 +275,15 @@ class BlockPool:
         for prefix in self._index:
             assert self._prefixes[prefix.block] is prefix
         self._index.check()
+        if self.parts:
+            self.parts.check(tables)
+            assert not any(self.parts.has(b) for b in free if not self._prefixes[b])
+
+    def check_window(self, table: BlockTable, n_computed: int) -> None:
+        """Asserts that what the next row sees in windowed layers is there. For tests."""
+        if self.parts:
+            first = self.parts.first_place(n_computed)
+            assert set(range(first, self.blocks_for(n_computed))) <= set(table.window)
 
     def _n_reusable(self, tokens: TokenIds) -> int:
         return (len(tokens) - 1) // self.block_tokens if self.prefix_reuse else 0
@@ -235,7 +291,36 @@ class BlockPool:
     def _key(self, table: BlockTable, tokens: TokenIds, place: int) -> Key:
         return self._index.key(table.keys, table.salt, tokens, place)
 
-    def _restored(self, table: BlockTable, key: Key, place: int) -> Prefix | None:
+    def _held_known(self, table: BlockTable, tokens: TokenIds) -> list[Prefix]:
+        """The known blocks the table could go on with, each held for it."""
+        found: list[Prefix] = []
+        parent = table.last
+        for place in range(table.n_registered, self._n_reusable(tokens)):
+            key = self._key(table, tokens, place)
+            known = self._index.find(key, parent) or self._restored(table, parent, key, place)
+            if known is None:
+                break
+            self._hold(known.block)
+            if self.parts:
+                self.parts.touch(known.block)
+            found.append(known)
+            parent = known
+        return found
+
+    def _n_usable(self, table: BlockTable, found: list[Prefix]) -> int:
+        """Layers with a window can go on only where they still have all that it covers."""
+        if not self.parts or not found:
+            return len(found)
+        n_before = table.n_registered
+        blocks = table.blocks[:n_before] + [known.block for known in found]
+        return max(0, self.parts.n_usable(n_before, blocks) - n_before)
+
+    def _part(self, block: int) -> int:
+        return block if self.parts is None else int(self.parts.of_block[block])
+
+    def _restored(
+        self, table: BlockTable, parent: Prefix | None, key: Key, place: int
+    ) -> Prefix | None:
         """The block from the second tier, in a free block which is cached from then on."""
         if not self._tier or not self._tier.has(key.digest):
             return None
@@ -243,10 +328,15 @@ class BlockPool:
             return None
         block = self._free.pop_front()
         self._forget(block)
-        if not self._tier.restore(table.keys[: place + 1], block):
+        has_part = self.parts is None or self.parts.take(block)
+        if not has_part or not self._tier.restore(
+            table.keys[: place + 1], block, self._part(block)
+        ):
+            if self.parts:
+                self.parts.drop(block)
             self._free.push_front(block)
             return None
-        prefix = Prefix(key.digest, table.last, key.content, block)
+        prefix = Prefix(key.digest, parent, key.content, block)
         self._prefixes[block] = prefix
         self._index.add(prefix)
         self._free.push_back(block)
@@ -258,6 +348,8 @@ class BlockPool:
         if own != block:
             self._hold(block)
             table.blocks[place] = block
+            if self.parts and place in table.window:
+                self.parts.replace(own, block)
             self._let_go(own)
 
     def _hold(self, block: int) -> None:
@@ -272,16 +364,24 @@ class BlockPool:
         self.n_shared -= self._references[block] == 1
         if self._references[block] == 0:
             if self._prefixes[block] is None:
+                if self.parts:
+                    self.parts.drop(block)
                 self._free.push_front(block)
             else:
                 self._free.push_back(block)
                 self._n_cached += 1
 
+    def _keep(self, block: int) -> None:
+        prefix = self._prefixes[block]
+        if prefix is not None and self._tier:
+            self._tier.keep(prefix, self._part(block))
+
     def _forget(self, block: int) -> None:
         prefix = self._prefixes[block]
         if prefix is not None:
-            if self._tier:
-                self._tier.keep(prefix)
+            self._keep(block)
+            if self.parts:
+                self.parts.drop(block)
             self._index.evict(prefix)
             self._prefixes[block] = None
             self._n_cached -= 1

@@ -7,6 +7,7 @@ sampling or how an op is computed.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from os import PathLike
 
@@ -21,6 +22,7 @@ from .ops import KvType
 from .plan import Plan
 from .tokenizer import Tokenizer
 from .weights import DequantizedWeights, StoredWeights, WeightSource
+from .window_parts import parts_of_pool
 
 _LOG = logging.getLogger(__name__)
 _DEFAULT_CONTEXT = 8192  # tokens; longer ones are asked for, since they are paid for in memory
@@ -44,8 +46,10 @@ class Model:
     @property
     def kv_bytes(self) -> int:
         """Size of the KV pool."""
-        n_slots = self.executor.n_blocks * self.executor.block_tokens
-        return n_slots * self.plan.kv_bytes_per_token(self.kv_type)
+        full, windowed = self.plan.kv_group_bytes(self.kv_type)
+        executor = self.executor
+        per_slot = executor.n_blocks * full + executor.n_window_blocks * windowed
+        return per_slot * executor.block_tokens
 
     def close(self) -> None:
         self.executor.close()
@@ -65,12 +69,15 @@ def load_model(
     kv_type: KvType = KvType.F16,
     float_activations: bool = False,
     dequantize: bool = False,
+    gives_back: bool = True,
 ) -> Model:
     """Opens a GGUF file (or the set of a shard).
 
     context: tokens of one request at most; kv_bytes: size of the KV pool; max_rows: rows of one
     step; kv_type: what the cache holds; float_activations: no rounding to int8 before products,
-    slower; dequantize: decode all weights to F32 first, for comparisons.
+    slower; dequantize: decode all weights to F32 first, for comparisons; gives_back: layers with a
+    window keep little more than it, as engines run them. False for those who lay out steps
+    themselves.
     """
     file = GGUFFile.open(path)
     try:
@@ -83,7 +90,13 @@ def load_model(
         plan = record_plan(config, weights, max_rows, float_activations=float_activations)
         _warn_of_unused(plan, weights)
         pool = size_pool(
-            plan, config, block_tokens, context=context, kv_bytes=kv_bytes, kv_type=kv_type
+            plan,
+            config,
+            block_tokens,
+            context=context,
+            kv_bytes=kv_bytes,
+            kv_type=kv_type,
+            gives_back=gives_back,
         )
         runner, reason = create_executor(
             executor,
@@ -91,6 +104,7 @@ def load_model(
             weights,
             block_tokens=block_tokens,
             n_blocks=pool.n_blocks,
+            n_window_blocks=pool.n_window_blocks,
             n_threads=threads,
             isa=isa,
             kv_type=kv_type,
@@ -107,6 +121,8 @@ def load_model(
 class PoolSize:
     context: int
     n_blocks: int
+    n_window_blocks: int | None = None
+    """Of layers with a window; None: as many as the others."""
 
 
 def size_pool(
@@ -118,27 +134,36 @@ def size_pool(
     kv_bytes: int | None = None,
     kv_type: KvType = KvType.F16,
     free_bytes: int | None = None,
+    gives_back: bool = True,
 ) -> PoolSize:
     """Blocks of the KV pool. A context that was asked for must fit; the default one gives way."""
     for name, value in (("context", context), ("kv_bytes", kv_bytes)):
         if value is not None and value < 1:
             raise RequestError(f"{name} is {value}, expected at least 1", field=name)
     wanted = context or min(config.context_train, _DEFAULT_CONTEXT)
-    block_bytes = plan.kv_bytes_per_token(kv_type) * block_tokens
+    window = plan.window if gives_back else 0
+    full_bytes, window_bytes = (n * block_tokens for n in plan.kv_group_bytes(kv_type))
     blocks_per_context = -(-wanted // block_tokens)
+
+    def n_parts(n_blocks: int) -> int:
+        return parts_of_pool(n_blocks, blocks_per_context, window, block_tokens, plan.max_rows)
+
+    def pool_bytes(n_blocks: int) -> int:
+        return n_blocks * full_bytes + n_parts(n_blocks) * window_bytes
+
     if kv_bytes is None:
         free_bytes = memory().available_bytes if free_bytes is None else free_bytes
-        kv_bytes = min(
-            free_bytes // _KV_SHARE, _DEFAULT_SEQUENCES * blocks_per_context * block_bytes
-        )
-    n_blocks = kv_bytes // block_bytes
+        kv_bytes = min(free_bytes // _KV_SHARE, pool_bytes(_DEFAULT_SEQUENCES * blocks_per_context))
+    most = kv_bytes // max(full_bytes, 1)
+    n_blocks = bisect_right(range(most + 1), kv_bytes, key=pool_bytes) - 1
     if n_blocks < (blocks_per_context if context else 1):
         raise RequestError(
-            f"a context of {wanted} tokens needs {blocks_per_context * block_bytes} bytes of "
+            f"a context of {wanted} tokens needs {pool_bytes(blocks_per_context)} bytes of "
             f"KV pool, {kv_bytes} are allowed; ask for a shorter context or set kv_bytes",
             field="context",
         )
-    return PoolSize(min(wanted, n_blocks * block_tokens), n_blocks)
+    n_window_blocks = n_parts(n_blocks) if window else None
+    return PoolSize(min(wanted, n_blocks * block_tokens), n_blocks, n_window_blocks)
 
 
 def _check_vocabulary(config: ModelConfig, tokenizer: Tokenizer) -> None:

@@ -89,7 +89,8 @@ BUFFER_DTYPE = np.dtype(
     align=True,
 )
 KV_LAYER_DTYPE = np.dtype(
-    [("kv_heads", "<i4"), ("head_dim", "<i4"), ("value_dim", "<i4"), ("pad", "<i4")], align=True
+    [("kv_heads", "<i4"), ("head_dim", "<i4"), ("value_dim", "<i4"), ("is_windowed", "<i4")],
+    align=True,
 )
 
 

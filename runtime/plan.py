@@ -139,8 +139,24 @@ class Plan:
 
     def kv_records(self) -> np.ndarray:
         """The KV layers as C's mt_kv_layer array, shape (n_kv_layers,)."""
-        rows = [(k.kv_heads, k.head_dim, k.value_dim, 0) for k in self.kv_layers]
+        rows = [
+            (k.kv_heads, k.head_dim, k.value_dim, window > 0)
+            for k, window in zip(self.kv_layers, self.kv_windows(), strict=True)
+        ]
         return np.array(rows, KV_LAYER_DTYPE)
+
+    def kv_windows(self) -> list[int]:
+        """Per KV layer, how many positions a row sees of it at most; 0: all of them."""
+        seen: list[list[int]] = [[] for _ in self.kv_layers]
+        for op in self.ops:
+            if op.kind is OpKind.ATTENTION:
+                seen[op.int_of("kv_layer")].append(op.int_of("window"))
+        return [max(windows) if windows and all(windows) else 0 for windows in seen]
+
+    @property
+    def window(self) -> int:
+        """What windowed layers must keep: the longest window; 0: no layer has one."""
+        return max(self.kv_windows(), default=0)
 
     def kv_values_per_token(self) -> int:
         """Keys and values of one token, in all layers."""
@@ -148,10 +164,15 @@ class Plan:
 
     def kv_bytes_per_token(self, kv_type: KvType = KvType.F16) -> int:
         """Bytes that the keys and values of one token need in all layers."""
-        return sum(
-            k.kv_heads * (kv_type.head_bytes(k.head_dim) + kv_type.head_bytes(k.value_dim))
-            for k in self.kv_layers
-        )
+        return sum(self.kv_group_bytes(kv_type))
+
+    def kv_group_bytes(self, kv_type: KvType = KvType.F16) -> tuple[int, int]:
+        """Of one token: in layers that see all positions, and in those with a window."""
+        groups = [0, 0]
+        for k, window in zip(self.kv_layers, self.kv_windows(), strict=True):
+            n_bytes = kv_type.head_bytes(k.head_dim) + kv_type.head_bytes(k.value_dim)
+            groups[window > 0] += k.kv_heads * n_bytes
+        return groups[0], groups[1]
 
     def __str__(self) -> str:
         return "\n".join(self._op_line(op) for op in self.ops) + "\n"

@@ -27,6 +27,7 @@ from typing import Protocol
 
 from .errors import MartletError, ModelError, UnsupportedError
 from .prefix_index import Key, Prefix
+from .window_parts import NONE
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +45,9 @@ class SavingExecutor(Protocol):
 
     name: str
 
-    def read_block(self, block: int) -> bytes: ...
+    def read_block(self, block: int, window_block: int | None = None) -> bytes: ...
 
-    def write_block(self, block: int, data: bytes) -> None: ...
+    def write_block(self, block: int, data: bytes, window_block: int | None = None) -> None: ...
 
 
 class PrefixStore:
@@ -122,6 +123,14 @@ class PrefixStore:
             self._pending[name] = data
             self._pending_bytes += len(data)
         self._work.put(name)
+
+    def touch(self, digest: bytes) -> None:
+        """Notes that a block was wanted again, if it is on disk."""
+        name = digest.hex()
+        with self._lock:
+            if name in self._sizes and name not in self._pending:
+                self._sizes.move_to_end(name)
+                self._work.put(name)
 
     def wait(self) -> None:
         """Until what was saved before is written, or half of it: room for more."""
@@ -229,31 +238,34 @@ class DiskTier:
     def has(self, digest: bytes) -> bool:
         return self.store.has(digest)
 
-    def restore(self, keys: list[Key], block: int) -> bool:
+    def restore(self, keys: list[Key], block: int, part: int) -> bool:
         """Fills a free block with the one that ends this chain; False if it is not to be had."""
         digest = keys[-1].digest
         data = self.store.load(digest, b"".join(key.content for key in keys))
         if data is None:
             return False
         try:
-            self._executor.write_block(block, data)
+            self._executor.write_block(block, data, part)
         except MartletError as error:
             log.warning("prefix cache: %s", error)
             self.store.forget(digest)
             return False
         return True
 
-    def keep(self, prefix: Prefix) -> None:
+    def keep(self, prefix: Prefix, part: int) -> None:
+        if part == NONE:
+            self.store.touch(prefix.digest)
+            return
         self.store.save(
             prefix.digest,
             lambda: _all_tokens(prefix),
-            lambda: self._executor.read_block(prefix.block),
+            lambda: self._executor.read_block(prefix.block, part),
         )
 
-    def keep_all(self, prefixes: list[Prefix]) -> None:
-        for prefix in prefixes:
+    def keep_all(self, prefixes: list[tuple[Prefix, int]]) -> None:
+        for prefix, part in prefixes:
             self.store.wait()
-            self.keep(prefix)
+            self.keep(prefix, part)
 
 
 def _all_tokens(prefix: Prefix) -> bytes:

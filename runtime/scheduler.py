@@ -102,6 +102,8 @@ class Scheduler:
             if n_rows:
                 granted.append(Scheduled(request, n_rows))
             budget -= n_rows
+        for item in granted:
+            self.pool.open_window(item.request.table, item.request.n_computed, item.n_rows)
         return granted
 
     def _is_short(self, request: Request) -> bool:
@@ -115,6 +117,7 @@ class Scheduler:
             request.n_computed += item.n_rows
             request.n_ever_computed = max(request.n_ever_computed, request.n_computed)
             self.pool.register(request.table, request.tokens, request.n_computed)
+            self.pool.slide_window(request.table, request.n_computed)
 
     def check(self) -> None:
         """Asserts every invariant. For tests."""
@@ -132,6 +135,8 @@ class Scheduler:
             n_places = len(request.table.blocks) * self.pool.block_tokens
             assert n_places >= request.n_computed, "computed tokens without a block"
         self.pool.check(request.table for request in self.running)
+        for request in self.running:
+            self.pool.check_window(request.table, request.n_computed)
 
     def _make_room_for_decodes(self) -> None:
         """Blocks for the newest token of every running request, oldest first."""
@@ -208,6 +213,9 @@ class Scheduler:
             tried, had_free, had_running = self._no_fit
             if request is tried and n_free <= had_free and n_running >= had_running:
                 return False  # nothing was freed since: do not look a long prompt up every step
+        if not self._has_window_room(request):
+            self._no_fit = (request, n_free, n_running)
+            return False
         if request.reads_cache:
             self.pool.attach_prefix(request.table, request.tokens)
         n_new = self.pool.blocks_for(request.n_tokens) - len(request.table.blocks)
@@ -222,6 +230,13 @@ class Scheduler:
         self.pool.grow(request.table, request.n_tokens)
         self._no_fit = None
         return True
+
+    def _has_window_room(self, request: Request) -> bool:
+        parts = self.pool.parts
+        if parts is None:
+            return True
+        n_shares = sum(parts.share(len(r.buffer)) for r in [*self.running, request])
+        return not self.running or parts.fits(n_shares, self.step_rows)
 
     def _miss(self, request: Request) -> Miss | None:
         if self.pool.prefix_reuse and not request.reads_cache:

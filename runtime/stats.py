@@ -39,6 +39,11 @@ class EngineStats:
     finished: Mapping[FinishReason, int]
     blocks_shared: int = 0
     """Held by more than one running request."""
+    window_blocks_total: int = 0
+    """Blocks that layers with a window have of their own; 0: no model layer has one, or all blocks
+    have their place there."""
+    window_blocks_used: int = 0
+    """Those that running requests still see."""
     fragmentation: float = 1.0
     """Slots of held blocks ÷ tokens in them."""
     prefix_misses: Mapping[MissReason, int] = field(default_factory=dict)

@@ -37,6 +37,13 @@ class Step:
     """(n_seqs, table_width) block ids; entries past a sequence's last position are 0, unread."""
     out_rows: Int32s
     """(n_out) rows whose logits are wanted, ascending."""
+    window_table: Int32s = None  # type: ignore[assignment]  # left out: the block_table
+    """(n_seqs, table_width) the same for layers with a window, whose keys and values have blocks of
+    their own; entries before the window of a sequence's first row are unread."""
+
+    def __post_init__(self) -> None:
+        if self.window_table is None:
+            object.__setattr__(self, "window_table", self.block_table)
 
     @property
     def n_rows(self) -> int:
@@ -51,8 +58,11 @@ class Step:
         return len(self.out_rows)
 
 
-def build_step(scheduled: Sequence[Scheduled]) -> Step:
-    """Lays out the granted rows in the given order. Every grant has at least one row."""
+def build_step(scheduled: Sequence[Scheduled], window_block_of: Int32s | None = None) -> Step:
+    """Lays out the granted rows in the given order. Every grant has at least one row.
+
+    window_block_of: (n_blocks) what stands for a block in windowed layers, if it is not itself.
+    """
     starts = [item.request.n_computed for item in scheduled]
     ends = [start + item.n_rows for start, item in zip(starts, scheduled, strict=True)]
     tables = [item.request.table.blocks for item in scheduled]
@@ -60,7 +70,9 @@ def build_step(scheduled: Sequence[Scheduled]) -> Step:
     block_table = np.zeros((len(tables), max(map(len, tables), default=0)), np.int32)
     for row, blocks in zip(block_table, tables, strict=True):
         row[: len(blocks)] = blocks
+    window_table = block_table if window_block_of is None else window_block_of[block_table]
     return Step(
+        window_table=window_table,
         tokens=_join(
             [s.request.tokens[a:b] for s, a, b in zip(scheduled, starts, ends, strict=True)]
         ),

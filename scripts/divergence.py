@@ -91,6 +91,7 @@ def divergence(
         "context": n_ctx,
         "kv_type": kv_type.value,
         "activations": activations.value,
+        "gives_back": False,  # steps are laid out here, over whole contexts
     }
     with ExitStack() as stack:
         plain = {**load, "kv_type": "f16", "activations": "f32"}

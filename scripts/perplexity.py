@@ -162,6 +162,7 @@ def perplexity(
         "context": n_ctx,
         "kv_type": kv_type.value,
         "activations": activations.value,
+        "gives_back": False,  # steps are laid out here, over whole contexts
     }
     with open_model(model, **load) as opened:
         chunks = chunks_of(text, opened.tokenizer, n_ctx, n_chunks)

@@ -99,6 +99,16 @@ GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
         lambda s: s.blocks_shared,
     ),
     (
+        "martlet_kv_window_blocks",
+        "Blocks of layers with a window; 0: they keep as many as the others.",
+        lambda s: s.window_blocks_total,
+    ),
+    (
+        "martlet_kv_window_blocks_used",
+        "Blocks that the windows of running requests cover.",
+        lambda s: s.window_blocks_used,
+    ),
+    (
         "martlet_kv_fragmentation",
         "Slots of held blocks / tokens in them: 1 is no waste.",
         lambda s: s.fragmentation,

@@ -13,19 +13,26 @@ from ..step import Step
 
 
 class Executor(Protocol):
-    """Runs steps of one plan and owns the KV pool (`n_blocks` blocks of `block_tokens` tokens)."""
+    """Runs steps of one plan and owns the KV pool (`n_blocks` blocks of `block_tokens` tokens).
+
+    Layers with a window keep theirs in `n_window_blocks` blocks of their own, and see `window`
+    positions at most (0: no layer has one).
+    """
 
     name: str
     max_rows: int
     block_tokens: int
     n_blocks: int
+    n_window_blocks: int
+    window: int
 
     def run(self, step: Step) -> np.ndarray:
         """Writes the step's keys and values; returns logits (n_out, vocab_size) float32."""
         ...
 
-    def copy_block(self, src: int, dst: int) -> None:
-        """Copies the keys and values of one block in every layer."""
+    def copy_block(self, src: int, dst: int, window: tuple[int, int] | None = None) -> None:
+        """Copies the keys and values of one block in every layer; window: from where to where in
+        windowed layers, if not from src to dst."""
         ...
 
     def close(self) -> None: ...

@@ -26,6 +26,7 @@ from ..step import Step
 from ..weights import WeightSource
 
 _LIBRARIES = ("libmartlet.so", "libmartlet.dylib", "martlet.dll")
+STEP_ARRAYS = ("tokens", "positions", "seq_start", "block_table", "window_table", "out_rows")
 _F64 = 28  # MT_F64 of martlet.h
 _STRUCTS = ("mt_op", "mt_buffer", "mt_tensor", "mt_kv_layer", "mt_plan", "mt_options", "mt_step")
 
@@ -134,20 +135,21 @@ class NativeExecutor:
         n_threads: int | None = None,
         isa: str | None = None,
         profile: bool = False,
+        n_window_blocks: int | None = None,
     ) -> None:
         self.max_rows = plan.max_rows
         self.block_tokens = block_tokens
         self.n_blocks = n_blocks
+        self.n_window_blocks = n_window_blocks or n_blocks
+        self.window = plan.window
         self._logits_width = plan.vocab_size
         self._n_ops = len(plan.ops)
         self._library = Library()
         self._ffi, self._lib = self._library.ffi, self._library.lib
         self.isa_index = self._library.isa_index(isa)
         self.n_threads = n_threads or choose_threads().count
-        options = self._ffi.new(
-            "mt_options *",
-            (self.n_threads, self.isa_index, block_tokens, n_blocks, int(kv_type), int(profile)),
-        )
+        sizes = (self.n_threads, self.isa_index, block_tokens, n_blocks, int(kv_type), int(profile))
+        options = self._ffi.new("mt_options *", (*sizes, self.n_window_blocks))
         self._error = self._ffi.new("char[]", self._lib.MT_ERR_BYTES)
         plan_c, keep = self._plan(plan, weights)
         self._engine = self._lib.mt_engine_create(plan_c, options, self._error)
@@ -176,28 +178,33 @@ class NativeExecutor:
         record = self._ffi.new("mt_step *")
         record.n_rows, record.n_out = len(step.tokens), len(step.out_rows)
         record.n_seqs, record.table_width = step.block_table.shape
-        for field in ("tokens", "positions", "seq_start", "block_table", "out_rows"):
+        for field in STEP_ARRAYS:
             setattr(record, field, self._ints(getattr(step, field)))
         record.logits = self._ffi.from_buffer("float[]", logits)
         self._check(self._lib.mt_engine_run(self._live(), record, self._error))
         return logits
 
-    def copy_block(self, src: int, dst: int) -> None:
-        self._check(self._lib.mt_engine_copy_block(self._live(), src, dst, self._error))
+    def copy_block(self, src: int, dst: int, window: tuple[int, int] | None = None) -> None:
+        """window: the same in windowed layers, where other blocks hold those tokens."""
+        from_window, to_window = window or (src, dst)
+        blocks = (src, from_window), (dst, to_window)
+        self._check(self._lib.mt_engine_copy_block(self._live(), *blocks, self._error))
 
-    def read_block(self, block: int) -> bytes:
+    def read_block(self, block: int, window_block: int | None = None) -> bytes:
         """Keys and values of one block in all layers, in this build's own layout."""
         data = self._ffi.new("uint8_t[]", self._lib.mt_engine_block_bytes(self._live()))
-        self._check(self._lib.mt_engine_read_block(self._live(), block, data, self._error))
+        where = (block, block if window_block is None else window_block)
+        self._check(self._lib.mt_engine_read_block(self._live(), where, data, self._error))
         return bytes(self._ffi.buffer(data))
 
-    def write_block(self, block: int, data: bytes) -> None:
+    def write_block(self, block: int, data: bytes, window_block: int | None = None) -> None:
         """Puts back what read_block gave on the same build, plan and cache type."""
         expected = self._lib.mt_engine_block_bytes(self._live())
         if len(data) != expected:
             raise ModelError(f"a block has {expected} bytes, not {len(data)}")
         pointer = self._ffi.from_buffer("uint8_t[]", data)
-        self._check(self._lib.mt_engine_write_block(self._live(), block, pointer, self._error))
+        where = (block, block if window_block is None else window_block)
+        self._check(self._lib.mt_engine_write_block(self._live(), where, pointer, self._error))
 
     def op_seconds(self) -> np.ndarray:
         """Seconds spent in each op of the plan so far, (n_ops); zeros unless asked to profile."""
@@ -264,6 +271,10 @@ def _check_lengths(step: Step) -> None:
     if step.block_table.ndim != 2:
         raise ModelError(f"the block table has {step.block_table.ndim} dimensions, expected 2")
     n_rows, n_seqs = len(step.tokens), len(step.block_table)
+    if step.window_table.shape != step.block_table.shape:
+        raise ModelError(
+            f"the window table has shape {step.window_table.shape}, not {step.block_table.shape}"
+        )
     if len(step.positions) != n_rows:
         raise ModelError(f"the step has {n_rows} tokens, but {len(step.positions)} positions")
     if len(step.seq_start) != n_seqs + 1:

@@ -52,23 +52,27 @@ class Rows:
     tokens: np.ndarray  # (n_rows) int32
     positions: np.ndarray  # (n_rows) int32
     row_seq: np.ndarray  # (n_rows) int32 index into block_table
-    slots: np.ndarray  # (n_rows) int32
-    block_table: np.ndarray  # (n_seqs, table_width) int32
+    slots: tuple[np.ndarray, np.ndarray]  # (n_rows) int32: in full layers, in windowed ones
+    tables: tuple[np.ndarray, np.ndarray]  # (n_seqs, table_width) int32: the same
     out_rows: np.ndarray  # (n_out) int32
     counts: dict[RowKind, int]
 
     @classmethod
     def of(cls, step: Step, block_tokens: int) -> Rows:
         # Copies, because numba compiles every kernel again for a read-only array.
-        tokens, positions, table, out_rows = (
+        tokens, positions, table, window_table, out_rows = (
             np.array(a, np.int32, order="C")
-            for a in (step.tokens, step.positions, step.block_table, step.out_rows)
-        )
+            for a in (
+                step.tokens, step.positions, step.block_table, step.window_table, step.out_rows,
+            )
+        )  # fmt: skip
         row_seq = np.repeat(np.arange(step.n_seqs, dtype=np.int32), np.diff(step.seq_start))
-        blocks = table[row_seq, positions // block_tokens]
-        slots = blocks * np.int32(block_tokens) + positions % np.int32(block_tokens)
+        places, within = positions // block_tokens, positions % np.int32(block_tokens)
+        slots = table[row_seq, places] * np.int32(block_tokens) + within
+        window_slots = window_table[row_seq, places] * np.int32(block_tokens) + within
         counts = {RowKind.ALL: len(tokens), RowKind.OUT: len(out_rows)}
-        return cls(tokens, positions, row_seq, slots, table, out_rows, counts)
+        tables = table, window_table
+        return cls(tokens, positions, row_seq, (slots, window_slots), tables, out_rows, counts)
 
 
 Call = Callable[[Rows], None]
@@ -83,9 +87,12 @@ class Memory:
     keys: list[np.ndarray]
     values: list[np.ndarray]
     block_tokens: int
+    is_windowed: list[bool]
 
     @classmethod
-    def of(cls, plan: Plan, block_tokens: int, n_blocks: int, kv_type: KvType) -> Memory:
+    def of(
+        cls, plan: Plan, block_tokens: int, n_blocks: int, n_window_blocks: int, kv_type: KvType
+    ) -> Memory:
         arena = aligned((plan.arena_bytes,), np.uint8)
         floats, q8 = [_NO_FLOATS] * len(plan.buffers), [_NO_Q8] * len(plan.buffers)
         for i, b in enumerate(plan.buffers):
@@ -97,14 +104,14 @@ class Memory:
                 q8[i] = Q8Views(rows.view(np.int8), rows.view(np.int32), rows.view(np.float32))
             else:
                 floats[i] = rows.view(np.float32)
-        dtype, n_slots = _KV_DTYPES[kv_type], n_blocks * block_tokens
-        widths = [-(-k.value_dim // LANES) * LANES for k in plan.kv_layers]
-        keys = [np.zeros(n_slots * k.kv_heads * k.head_dim, dtype) for k in plan.kv_layers]
-        values = [
-            np.zeros(n_slots * k.kv_heads * width, dtype)
-            for k, width in zip(plan.kv_layers, widths, strict=True)
-        ]
-        return cls(floats, q8, keys, values, block_tokens)
+        dtype, is_windowed = _KV_DTYPES[kv_type], [window > 0 for window in plan.kv_windows()]
+        keys, values = [], []
+        for k, windowed in zip(plan.kv_layers, is_windowed, strict=True):
+            n_slots = (n_window_blocks if windowed else n_blocks) * block_tokens
+            width = -(-k.value_dim // LANES) * LANES
+            keys.append(np.zeros(n_slots * k.kv_heads * k.head_dim, dtype))
+            values.append(np.zeros(n_slots * k.kv_heads * width, dtype))
+        return cls(floats, q8, keys, values, block_tokens, is_windowed)
 
     def layer(self, n: int) -> tuple[np.ndarray, np.ndarray, int]:
         return self.keys[n], self.values[n], self.block_tokens
@@ -241,10 +248,11 @@ class Binder:
         shape, eps = HeadShape(*op.ints[:4]), np.float32(op.float_of("eps"))
         n_rot, is_half = op.int_of("n_rot"), op.int_of("style") == RopeStyle.HALF
         keys, values, block_tokens = self._memory.layer(op.int_of("kv_layer"))
+        group = int(self._memory.is_windowed[op.int_of("kv_layer")])
         return [
             lambda rows: rope_kv(
-                qkv, trig, q_norm, k_norm, eps, shape, n_rot, is_half, rows.slots, keys, values,
-                block_tokens,
+                qkv, trig, q_norm, k_norm, eps, shape, n_rot, is_half, rows.slots[group], keys,
+                values, block_tokens,
             )
         ]  # fmt: skip
 
@@ -253,9 +261,10 @@ class Binder:
         shape, scale = HeadShape(*op.ints[:4]), np.float32(op.float_of("scale"))
         window, n_threads = op.int_of("window"), self._n_threads
         keys, values, block_tokens = self._memory.layer(op.int_of("kv_layer"))
+        group = int(self._memory.is_windowed[op.int_of("kv_layer")])
         return [
             lambda rows: attention(
-                x, shape, keys, values, block_tokens, scale, window, rows.block_table,
+                x, shape, keys, values, block_tokens, scale, window, rows.tables[group],
                 rows.row_seq, rows.positions, out, q8, rest, n_threads,
             )
         ]  # fmt: skip

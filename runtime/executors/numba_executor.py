@@ -56,6 +56,7 @@ class NumbaExecutor:
         n_blocks: int,
         kv_type: KvType = KvType.F16,
         n_threads: int | None = None,
+        n_window_blocks: int | None = None,
     ) -> None:
         if block_tokens % LANES:
             raise ModelError(f"blocks of {block_tokens} tokens; use a multiple of {LANES}")
@@ -67,13 +68,15 @@ class NumbaExecutor:
         self.max_rows = plan.max_rows
         self.block_tokens = block_tokens
         self.n_blocks = n_blocks
+        self.n_window_blocks = n_window_blocks or n_blocks
+        self.window = plan.window
         self._logits = next(i for i, b in enumerate(plan.buffers) if b.is_logits)
         self._vocab_size = plan.vocab_size
         if any(_mixes_floats_and_blocks(plan, op) for op in plan.ops):
             raise ModelError("the numba executor rounds activations to int8; use native for f32")
         if kv_type is KvType.Q8_0:
             raise ModelError("the numba executor has no q8_0 cache; use f16")
-        self._memory = Memory.of(plan, block_tokens, n_blocks, kv_type)
+        self._memory = Memory.of(plan, block_tokens, n_blocks, self.n_window_blocks, kv_type)
         self._calls = Binder(plan, weights, self._memory, self.n_threads).calls()
         self.warm_up_ms = self._warm_up()
         """Milliseconds that loading spent on compiling kernels, or on reading compiled ones."""
@@ -95,10 +98,13 @@ class NumbaExecutor:
                 call(rows)
         return logits
 
-    def copy_block(self, src: int, dst: int) -> None:
-        for pool in (*self._memory.keys, *self._memory.values):
-            blocks = pool.reshape(self.n_blocks, -1)
-            blocks[dst] = blocks[src]
+    def copy_block(self, src: int, dst: int, window: tuple[int, int] | None = None) -> None:
+        memory = self._memory
+        for pools in (memory.keys, memory.values):
+            for pool, is_windowed in zip(pools, memory.is_windowed, strict=True):
+                from_block, to_block = window if window and is_windowed else (src, dst)
+                blocks = pool.reshape(self.n_window_blocks if is_windowed else self.n_blocks, -1)
+                blocks[to_block] = blocks[from_block]
 
     def close(self) -> None:
         self._calls.clear()

@@ -121,18 +121,26 @@ class ReferenceExecutor:
         block_tokens: int = 32,
         n_blocks: int,
         kv_type: KvType = KvType.F16,
+        n_window_blocks: int | None = None,
     ) -> None:
         self.plan = plan
         self.weights = weights
         self.max_rows = plan.max_rows
         self.block_tokens = block_tokens
         self.n_blocks = n_blocks
+        self.n_window_blocks = n_window_blocks or n_blocks
+        self.window = plan.window
         self._decoded: dict[int, np.ndarray] = {}
         self.kv_type = kv_type
         dtype = _KV_DTYPES[kv_type]
-        n_slots = n_blocks * block_tokens
-        self._keys = [np.zeros((n_slots, k.kv_heads, k.head_dim), dtype) for k in plan.kv_layers]
-        self._values = [np.zeros((n_slots, k.kv_heads, k.value_dim), dtype) for k in plan.kv_layers]
+        self._is_windowed = [window > 0 for window in plan.kv_windows()]
+        n_slots = [
+            (self.n_window_blocks if is_windowed else n_blocks) * block_tokens
+            for is_windowed in self._is_windowed
+        ]
+        layers = list(zip(n_slots, plan.kv_layers, strict=True))
+        self._keys = [np.zeros((n, k.kv_heads, k.head_dim), dtype) for n, k in layers]
+        self._values = [np.zeros((n, k.kv_heads, k.value_dim), dtype) for n, k in layers]
         self._run_op: dict[OpKind, Callable[[_Run, Op], None]] = {
             OpKind.EMBED: self._embed,
             OpKind.NORM: self._norm,
@@ -155,10 +163,12 @@ class ReferenceExecutor:
             self._run_op[op.kind](run, op)
         return run.logits()
 
-    def copy_block(self, src: int, dst: int) -> None:
+    def copy_block(self, src: int, dst: int, window: tuple[int, int] | None = None) -> None:
         n = self.block_tokens
-        for pool in (*self._keys, *self._values):
-            pool[dst * n : (dst + 1) * n] = pool[src * n : (src + 1) * n]
+        for pools in (self._keys, self._values):
+            for pool, is_windowed in zip(pools, self._is_windowed, strict=True):
+                a, b = window if window and is_windowed else (src, dst)
+                pool[b * n : (b + 1) * n] = pool[a * n : (a + 1) * n]
 
     def close(self) -> None:
         self._decoded.clear()
@@ -233,8 +243,9 @@ class ReferenceExecutor:
             q, k = rotate(q, trig, style), rotate(k, trig, style)
         layer = op.int_of("kv_layer")
         cached_k, cached_v = map(self._round_kv, (k, v))
-        self._keys[layer][run.slots] = cached_k
-        self._values[layer][run.slots] = cached_v
+        slots = run.slots_of(run.row_seq, run.step.positions, self._is_windowed[layer])
+        self._keys[layer][slots] = cached_k
+        self._values[layer][slots] = cached_v
         n = len(q)
         run.store(op, np.concatenate([part.reshape(n, -1) for part in (q, k, v)], axis=1))
 
@@ -250,7 +261,8 @@ class ReferenceExecutor:
         out = []
         for row, position in enumerate(run.step.positions):
             first = max(0, position - window + 1) if window else 0
-            slots = run.slots_of(run.row_seq[row], np.arange(first, position + 1))
+            seen = np.arange(first, position + 1)
+            slots = run.slots_of(run.row_seq[row], seen, self._is_windowed[layer])
             k = self._keys[layer][slots].astype(np.float32)
             v = self._values[layer][slots].astype(np.float32)
             out.append(attend(q[row], k, v, op.float_of("scale")).reshape(-1))
@@ -285,10 +297,12 @@ class _Run:
         ]
         n_seqs = len(step.seq_start) - 1
         self.row_seq = np.repeat(np.arange(n_seqs), np.diff(step.seq_start))  # (n_rows)
-        self.slots = self.slots_of(self.row_seq, step.positions)  # (n_rows)
 
-    def slots_of(self, seq: np.ndarray | int, positions: np.ndarray) -> np.ndarray:
-        blocks = self.step.block_table[seq, positions // self.block_tokens]
+    def slots_of(
+        self, seq: np.ndarray | int, positions: np.ndarray, is_windowed: bool
+    ) -> np.ndarray:
+        table = self.step.window_table if is_windowed else self.step.block_table
+        blocks = table[seq, positions // self.block_tokens]
         return blocks * self.block_tokens + positions % self.block_tokens
 
     def floats(self, buffer: int) -> np.ndarray:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from martlet.runtime.executors.native import NativeExecutor
+from martlet.runtime.executors.native import STEP_ARRAYS, NativeExecutor
 from martlet.runtime.plan import Plan
 from martlet.runtime.weights import WeightSource
 
@@ -51,7 +51,13 @@ class Records:
             plan.kv_records(),
             tensors,
             {"max_rows": plan.max_rows, "arena_bytes": plan.arena_bytes},
-            {"n_threads": 2, "block_tokens": BLOCK_TOKENS, "n_blocks": N_BLOCKS, "kv_type": 0},
+            {
+                "n_threads": 2,
+                "block_tokens": BLOCK_TOKENS,
+                "n_blocks": N_BLOCKS,
+                "kv_type": 0,
+                "n_window_blocks": N_BLOCKS,
+            },
             arrays[-len(tensors) :],  # kept last, in order
         )
 
@@ -117,8 +123,8 @@ def run_two_steps(engine: Any, logits_width: int) -> None:
         record = FFI.new("mt_step *")
         record.n_rows, record.n_seqs, record.n_out = step.n_rows, step.n_seqs, step.n_out
         record.table_width = step.block_table.shape[1]
-        for name in ("tokens", "positions", "seq_start", "block_table", "out_rows"):
+        for name in STEP_ARRAYS:
             setattr(record, name, FFI.cast("int32_t *", getattr(step, name).ctypes.data))
         record.logits = FFI.from_buffer("float[]", logits)
         LIB.mt_engine_run(engine, record, error)
-    LIB.mt_engine_copy_block(engine, 0, 1, error)
+    LIB.mt_engine_copy_block(engine, (0, 0), (1, 1), error)

@@ -63,6 +63,8 @@ class ScriptedExecutor:
         max_rows: int = 64,
         block_tokens: int = 16,
         n_blocks: int = 256,
+        window: int = 0,
+        n_window_blocks: int | None = None,
         logits_width: int = VOCAB_SIZE + 4,
         seconds_per_step: float = 0.0,
         on_step: Callable[[Step], None] | None = None,
@@ -75,7 +77,9 @@ class ScriptedExecutor:
         self.fail_next: Exception | None = None
         self.steps: list[Step] = []
         self.is_closed = False
+        self.window, self.n_window_blocks = window, (window and n_window_blocks) or n_blocks
         self._slots = np.full(n_blocks * block_tokens, UNWRITTEN, np.int32)
+        self._window_slots = np.full(self.n_window_blocks * block_tokens, UNWRITTEN, np.int32)
 
     def run(self, step: Step) -> np.ndarray:
         self.check(step)
@@ -89,8 +93,11 @@ class ScriptedExecutor:
         out: dict[int, np.ndarray] = {}
         for seq in range(step.n_seqs):
             rows = slice(step.seq_start[seq], step.seq_start[seq + 1])
-            self._slots[self._slots_of(step, seq, step.positions[rows])] = step.tokens[rows]
+            at, tokens = step.positions[rows], step.tokens[rows]
+            self._slots[self._slots_of(step.block_table[seq], at)] = tokens
+            self._window_slots[self._slots_of(step.window_table[seq], at)] = tokens
         for seq in range(step.n_seqs):
+            self._check_window(step, seq)
             for row in range(step.seq_start[seq], step.seq_start[seq + 1]):
                 if row in step.out_rows:
                     out[row] = self._logits(step, seq, int(step.positions[row]))
@@ -108,28 +115,46 @@ class ScriptedExecutor:
         for start, end in zip(step.seq_start, step.seq_start[1:], strict=False):
             assert (np.diff(step.positions[start:end]) == 1).all()
 
-    def copy_block(self, src: int, dst: int) -> None:
-        size = self.block_tokens
-        self._slots[dst * size : (dst + 1) * size] = self._slots[src * size : (src + 1) * size]
+    def copy_block(self, src: int, dst: int, window: tuple[int, int] | None = None) -> None:
+        src_part, dst_part = window or (src, dst)
+        self.write_block(dst, self.read_block(src, src_part), dst_part)
 
-    def read_block(self, block: int) -> bytes:
-        return self._slots[block * self.block_tokens :][: self.block_tokens].tobytes()
+    def read_block(self, block: int, window_block: int | None = None) -> bytes:
+        part = self._place(block if window_block is None else window_block)
+        return self._slots[self._place(block)].tobytes() + self._window_slots[part].tobytes()
 
-    def write_block(self, block: int, data: bytes) -> None:
-        place = slice(block * self.block_tokens, (block + 1) * self.block_tokens)
-        self._slots[place] = np.frombuffer(data, np.int32)
+    def write_block(self, block: int, data: bytes, window_block: int | None = None) -> None:
+        full, windowed = np.frombuffer(data, np.int32).reshape(2, -1)
+        self._slots[self._place(block)] = full
+        self._window_slots[self._place(block if window_block is None else window_block)] = windowed
+
+    def _place(self, block: int) -> slice:
+        return slice(block * self.block_tokens, (block + 1) * self.block_tokens)
 
     def close(self) -> None:
         self.is_closed = True
 
-    def _slots_of(self, step: Step, seq: int, positions: np.ndarray) -> np.ndarray:
-        blocks = step.block_table[seq, positions // self.block_tokens]
+    def _slots_of(self, table: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        blocks = table[positions // self.block_tokens]
+        assert (blocks >= 0).all(), "a row's block has no place"
         return blocks * self.block_tokens + positions % self.block_tokens
 
+    def _check_window(self, step: Step, seq: int) -> None:
+        """What rows of the sequence see in windowed layers are the tokens the others see."""
+        start, last = (
+            step.positions[step.seq_start[seq]],
+            step.positions[step.seq_start[seq + 1] - 1],
+        )
+        seen = np.arange(max(0, start - self.window + 1) if self.window else 0, last + 1)
+        tokens = self._window_slots[self._slots_of(step.window_table[seq], seen)]
+        assert (tokens == self._slots[self._slots_of(step.block_table[seq], seen)]).all()
+
     def _logits(self, step: Step, seq: int, position: int) -> np.ndarray:
-        history = self._slots[self._slots_of(step, seq, np.arange(position + 1))]
+        history = self._slots[self._slots_of(step.block_table[seq], np.arange(position + 1))]
         assert (history != UNWRITTEN).all(), "read a slot that was never written"
-        answer = self.script(history)
+        return self._logits_of(self.script(history))
+
+    def _logits_of(self, answer: int | np.ndarray) -> np.ndarray:
         logits = np.zeros(self.logits_width, np.float32)
         logits[VOCAB_SIZE:] = 1e9  # padding: drawn by whoever forgets the real vocabulary size
         if isinstance(answer, np.ndarray):

@@ -16,6 +16,7 @@ from martlet.runtime.executors.native import NativeExecutor
 from martlet.runtime.ops import KvType
 from martlet.runtime.prefix_store import PrefixStore
 from martlet.runtime.sampling import SamplingParams
+from martlet.runtime.window_parts import window_blocks
 
 from .harness import Answer, run_all
 from .native_library import IS_SANITIZED  # skips the file where there is no native library
@@ -32,7 +33,9 @@ def model_of(arch: str) -> TinyModel:
     return tiny_model(arch, formats=("Q4_0", "Q8_0"), dims=DIMS)
 
 
-def executor_of(arch: str, kv_type: KvType, n_blocks: int, n_threads: int) -> NativeExecutor:
+def executor_of(
+    arch: str, kv_type: KvType, n_blocks: int, n_threads: int, n_window_blocks: int | None = None
+) -> NativeExecutor:
     model = model_of(arch)
     return NativeExecutor(
         model.plan(32),
@@ -41,6 +44,7 @@ def executor_of(arch: str, kv_type: KvType, n_blocks: int, n_threads: int) -> Na
         n_blocks=n_blocks,
         kv_type=kv_type,
         n_threads=n_threads,
+        n_window_blocks=n_window_blocks,
     )
 
 
@@ -95,6 +99,7 @@ PROMPTS = st.builds(
     n_blocks=st.integers(CONTEXT // BLOCK, 24),
     n_threads=st.integers(1, 4),
     step_rows=st.integers(1, 32),
+    n_spare_parts=st.sampled_from([0, 1, 4, None]),
     is_kept=st.booleans(),
     is_background=st.booleans(),
 )
@@ -112,12 +117,17 @@ def test_logits_are_those_of_a_solo_run(
     n_blocks: int,
     n_threads: int,
     step_rows: int,
+    n_spare_parts: int | None,
     is_kept: bool,
     is_background: bool,
 ) -> None:
     """Two lives: the second finds the first one's prefixes on disk, if they are kept."""
+    n_parts = None
+    if n_spare_parts is not None:
+        least_parts = window_blocks(DIMS.window, BLOCK) + -(-step_rows // BLOCK)
+        n_parts = min(n_blocks, least_parts + n_spare_parts)
     for life in range(2):
-        executor = executor_of(arch, kv_type, n_blocks, n_threads)
+        executor = executor_of(arch, kv_type, n_blocks, n_threads, n_parts)
         key = f"{arch} {kv_type.name}".encode()
         store = PrefixStore(tmp_path, key, max_bytes=200_000) if is_kept else None
         engine = Engine(

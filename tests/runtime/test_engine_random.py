@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from martlet.runtime.kv_blocks import BlockTable
 from martlet.runtime.sampling import SamplingParams, sample
 from martlet.runtime.step import Step
+from martlet.runtime.window_parts import window_blocks
 
 from .harness import Answer, engine_of, run_all
 from .scripted import EOS, EOT, hashed_logits
@@ -64,10 +65,18 @@ VISITS = st.builds(
     step_rows=st.integers(1, 20),
     max_running=st.integers(1, 8),
     prefix_reuse=st.booleans(),
+    window=st.sampled_from([0, 1, 2, 5, 12, 40]),
+    n_spare_parts=st.integers(0, 4),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_every_answer_is_the_one_it_would_be_alone(
-    visits: list[Visit], block_tokens: int, n_spare_blocks: int, prefix_reuse: bool, **limits: int
+    visits: list[Visit],
+    block_tokens: int,
+    n_spare_blocks: int,
+    prefix_reuse: bool,
+    window: int,
+    n_spare_parts: int,
+    **limits: int,
 ) -> None:
     def writes_only_own_blocks(step: Step) -> None:
         for seq, (start, end) in enumerate(zip(step.seq_start, step.seq_start[1:], strict=False)):
@@ -76,11 +85,17 @@ def test_every_answer_is_the_one_it_would_be_alone(
                 assert engine.scheduler.pool.is_writable(BlockTable(blocks=[block]), 0)
 
     n_blocks = -(-CONTEXT // block_tokens) + n_spare_blocks
+    least_parts = window_blocks(window, block_tokens) + -(-limits["step_rows"] // block_tokens)
     engine, executor = engine_of(
         SCRIPT,
         context=CONTEXT,
         prefix_reuse=prefix_reuse,
-        executor={"block_tokens": block_tokens, "n_blocks": n_blocks},
+        executor={
+            "block_tokens": block_tokens,
+            "n_blocks": n_blocks,
+            "window": window,
+            "n_window_blocks": min(n_blocks, least_parts + n_spare_parts),
+        },
         **limits,
     )
     executor.on_step = writes_only_own_blocks
@@ -97,7 +112,8 @@ def test_every_answer_is_the_one_it_would_be_alone(
     for visit, answer in zip(visits, answers, strict=True):
         check_answer(visit, answer)
     stats = engine.stats()
-    event(f"preempted: {stats.preemptions > 0}, cached: {stats.tokens_cached > 0}")
+    has_parts = engine.scheduler.pool.parts is not None
+    event(f"preempted {stats.preemptions > 0}, cached {stats.tokens_cached > 0}, parts {has_parts}")
     assert sum(stats.finished.values()) == len(visits)
     assert stats.finished["error"] == 0
     assert stats.tokens_decoded == sum(len(answer.ids) for answer in answers)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from martlet.runtime import estimate as formulas
 from martlet.runtime.executors.native import NativeExecutor
+from martlet.runtime.model import size_pool
 from martlet.runtime.ops import KvType
 
 from .native_library import IS_SANITIZED  # skips the file where there is no native library
@@ -30,11 +31,45 @@ def test_sizes_are_what_the_native_executor_allocates(fmt: str, arch: str) -> No
             plan, model.weights, n_blocks=37, kv_type=kv_type, n_threads=2, block_tokens=32
         )
         assert executor.weight_bytes == formulas.weight_bytes(plan)
-        assert executor.kv_bytes == 37 * formulas.kv_block_bytes(plan, 32, kv_type)
+        assert executor.kv_bytes == 37 * sum(formulas.kv_block_bytes(plan, 32, kv_type))
         assert executor.arena_bytes == pytest.approx(
             formulas.arena_bytes(plan, 37 * 32, 2), rel=0.1, abs=512 << 10
         )
         executor.close()
+
+
+def test_layers_with_a_window_have_fewer_blocks() -> None:
+    model = tiny_model("gemma3")
+    plan = model.plan()
+    full, windowed = formulas.kv_block_bytes(plan, 32, KvType.F16)
+    assert full == windowed > 0
+    executor = NativeExecutor(plan, model.weights, n_blocks=37, n_window_blocks=5, n_threads=1)
+    assert executor.kv_bytes == 37 * full + 5 * windowed
+    executor.close()
+
+
+def test_the_pool_of_a_model_with_windows_follows_its_window() -> None:
+    """Gemma 3's proportions: most of what whole contexts would take is not allocated."""
+    dims = TinyDims(n_layers=6, window=64)
+    plan = tiny_model("gemma3", dims=dims).plan()
+    whole = sum(formulas.kv_block_bytes(plan, 32, KvType.F16)) * 4096 // 32
+    found = formulas.estimate(
+        plan,
+        context=4096,
+        context_train=4096,
+        sequences=1,
+        block_tokens=32,
+        kv_type=KvType.F16,
+        n_threads=1,
+        weights_mapped=0,
+        process=0,
+        available=1 << 30,
+    )
+    assert found.kv_lower < found.kv_pool < 0.7 * whole
+    pool = size_pool(plan, tiny_model("gemma3", dims=dims).config, 32, kv_bytes=found.kv_pool)
+    assert pool.n_blocks * found.context >= 128
+    assert pool.n_window_blocks
+    assert pool.n_window_blocks < pool.n_blocks // 2
 
 
 def test_the_lower_bound_of_a_window_stops_growing() -> None:
@@ -101,7 +136,7 @@ from martlet.runtime.sampling_params import SamplingParams
 model = load_model(sys.argv[1], executor="native", context=2048, kv_bytes=int(sys.argv[2]))
 engine = Engine(model.executor, model.tokenizer, context=2048)
 for block in range(1, model.executor.n_blocks):
-    model.executor.copy_block(0, block)
+    model.executor.copy_block(0, block, (0, block % model.executor.n_window_blocks))
 engine.submit([5] * 300, SamplingParams(max_tokens=5), lambda event: None)
 while engine.step():
     pass

@@ -171,7 +171,7 @@ def test_a_block_the_executor_refuses_is_a_miss(tmp_path: Path) -> None:
     engine.close()
     engine, executor = start(tmp_path)
 
-    def refuse(block: int, data: bytes) -> None:
+    def refuse(block: int, data: bytes, window_block: int) -> None:
         raise MartletError("no")
 
     executor.write_block = refuse  # type: ignore[method-assign]
