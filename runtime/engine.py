@@ -225,8 +225,11 @@ class Engine:
                 raise ModelError(f"executor gave {len(logits)} rows of logits, not {len(drawing)}")
         except Exception as error:
             # The keys and values of these rows are unknown now; those of others are untouched.
-            for item in granted:
-                self._fail(item.request, error)
+            for request in (
+                *(item.request for item in granted),
+                *(copy.request for copy in self.scheduler.copies),
+            ):
+                self._fail(request, error)
             return True
         self._counts.count_step(granted)
         self.scheduler.commit(granted)
@@ -240,6 +243,8 @@ class Engine:
         return True
 
     def _run(self, granted: Sequence[Scheduled]) -> Logits:
+        for _, src, dst, window in self.scheduler.copies:
+            self._executor.copy_block(src, dst, window)
         parts = self.scheduler.pool.parts
         step = build_step(granted, parts.of_block if parts else None)
         start_s = time.perf_counter()

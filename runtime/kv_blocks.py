@@ -14,7 +14,8 @@ released longest ago first. A table is released from its tail, and who holds a b
 blocks before it; so no cached block outlives the prefix it depends on.
 
 Only full blocks whose keys and values are final are registered and shared, and a table writes only
-behind its last full block. So a shared block is never written and copy-on-write is not needed.
+behind its last full block. So a shared block is never written. A block that would be shared and
+written, that of a prompt's last token, is copied beforehand (twins.py).
 When equal blocks were computed side by side, the later table takes over the registered block and
 gives back its own: the bits are the same by the law of row independence.
 
@@ -218,6 +219,10 @@ class BlockPool:
         if self.parts:
             self.parts.extend(table, n_computed + n_rows)
 
+    def has_part(self, table: BlockTable, place: int) -> bool:
+        """Whether windowed layers have the block at this place, and the table holds on to it."""
+        return self.parts is None or place in table.window
+
     def slide_window(self, table: BlockTable, n_computed: int) -> None:
         """Gives back what no later row sees in windowed layers."""
         if not self.parts:
@@ -239,7 +244,7 @@ class BlockPool:
     def save(self) -> None:
         """Hands all known prefixes to the second tier, children before their parents."""
         if self._tier:
-            self._tier.keep_all([(p, self._part(p.block)) for p in list(self._index)[::-1]])
+            self._tier.keep_all([(p, self.part(p.block)) for p in list(self._index)[::-1]])
 
     def is_writable(self, table: BlockTable, position: int) -> bool:
         """Whether computing `position` would touch a block of this table alone."""
@@ -315,7 +320,8 @@ class BlockPool:
         blocks = table.blocks[:n_before] + [known.block for known in found]
         return max(0, self.parts.n_usable(n_before, blocks) - n_before)
 
-    def _part(self, block: int) -> int:
+    def part(self, block: int) -> int:
+        """Where windowed layers keep the block."""
         return block if self.parts is None else int(self.parts.of_block[block])
 
     def _restored(
@@ -329,9 +335,7 @@ class BlockPool:
         block = self._free.pop_front()
         self._forget(block)
         has_part = self.parts is None or self.parts.take(block)
-        if not has_part or not self._tier.restore(
-            table.keys[: place + 1], block, self._part(block)
-        ):
+        if not has_part or not self._tier.restore(table.keys[: place + 1], block, self.part(block)):
             if self.parts:
                 self.parts.drop(block)
             self._free.push_front(block)
@@ -374,7 +378,7 @@ class BlockPool:
     def _keep(self, block: int) -> None:
         prefix = self._prefixes[block]
         if prefix is not None and self._tier:
-            self._tier.keep(prefix, self._part(block))
+            self._tier.keep(prefix, self.part(block))
 
     def _forget(self, block: int) -> None:
         prefix = self._prefixes[block]

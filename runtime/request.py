@@ -10,9 +10,11 @@ hit starts it higher; preemption sets it back to 0. Neither touches the tokens.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -88,6 +90,17 @@ class Request:
     def tokens(self) -> npt.NDArray[np.int32]:
         """(n_tokens,) a view: prompt, then output."""
         return self.buffer[: self.n_tokens]
+
+    @property
+    def prompt(self) -> npt.NDArray[np.int32]:
+        """(n_prompt,) a view."""
+        return self.buffer[: self.n_prompt]
+
+    @cached_property
+    def prompt_key(self) -> bytes:
+        """Equal for equal prompts that may share."""
+        salt = hashlib.blake2b(self.table.salt).digest()
+        return hashlib.blake2b(self.prompt.tobytes(), key=salt, digest_size=16).digest()
 
     @property
     def n_output(self) -> int:

@@ -19,6 +19,7 @@ A common prefix is computed once: a waiting request whose next block a running o
 compute stays in the queue, holding nothing, and others may pass it. It waits for running requests
 only, and those always move; when the one it follows ends or is preempted, it goes on by itself. It
 waits for none of a worse class; if it overtakes one, that one takes the blocks as they are done.
+One with the very prompt of a running one waits for all of it, and copies its last block (twins.py).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from .kv_blocks import BlockPool, Frontier
 from .prefix_index import Miss
 from .request import Request, Scheduled, State
 from .service import Line, Place, favoured
+from .twins import BlockCopy, Twins, copied_tail, tail_rows
 
 
 class Scheduler:
@@ -55,6 +57,8 @@ class Scheduler:
         self.n_preemptions = 0
         self.n_cached_tokens = 0
         self.n_steps = 0
+        self.copies: list[BlockCopy] = []
+        """Blocks to be copied before the rows of the last schedule are computed, in this order."""
         self._line = Line()
         # Who did not fit last, with how many blocks free and how many requests running.
         self._no_fit: tuple[Request, int, int] | None = None
@@ -86,6 +90,7 @@ class Scheduler:
 
     def schedule(self) -> list[Scheduled]:
         """Rows for the next step; empty only if there is no request."""
+        self.copies = []
         self._make_room_for_decodes()
         for request in self.running:
             if request.n_pending > 1:
@@ -157,19 +162,29 @@ class Scheduler:
         self.add(request)
 
     def _admit(self) -> None:
+        if not self.waiting:
+            return
         coming = {self._coming_block(request) for request in self.running}
+        twins = Twins(self.running if self.pool.prefix_reuse else ())
         for request in list(self.waiting):
             if len(self.running) == self.max_running:
                 return
+            twin = twins.of(request)
             if self._has_its_share(request) or self._is_coming(request, coming):
+                continue
+            if twin and self._is_worth_waiting_for(twin, request):
                 continue
             if not self._fits(request):
                 return
+            if twin:
+                self._copy_tail(twin, request)
             self.waiting.remove(request)
             request.state = State.RUNNING
             insort(self.running, request, key=_place)
             self._line.admit(_place(request))
             coming.add(self._coming_block(request))
+            if self.pool.prefix_reuse:
+                twins.add(request)
 
     def _has_its_share(self, request: Request) -> bool:
         if request.service == "interactive":
@@ -195,11 +210,24 @@ class Scheduler:
         ranks = range(_place(request).rank + 1)
         return wanted is not None and any((wanted, rank) in coming for rank in ranks)
 
+    def _is_worth_waiting_for(self, twin: Request, request: Request) -> bool:
+        is_coming = twin.n_computed < twin.n_prompt and _place(twin).rank <= _place(request).rank
+        return is_coming and tail_rows(request, self.pool.block_tokens) > 0
+
+    def _copy_tail(self, twin: Request, request: Request) -> None:
+        copy = copied_tail(self.pool, twin, request)
+        if copy:
+            self.copies.append(copy)
+            self._gain(request, request.n_prompt - 1)
+            self.pool.slide_window(request.table, request.n_computed)
+
     def _take_known(self, request: Request) -> None:
         """Blocks that are known by now, its own from before a preemption or those of others."""
         if not request.reads_cache:
             return
-        n_known = self.pool.attach_prefix(request.table, request.tokens)
+        self._gain(request, self.pool.attach_prefix(request.table, request.tokens))
+
+    def _gain(self, request: Request, n_known: int) -> None:
         n_gained = max(0, n_known - request.n_computed)
         request.n_computed += n_gained
         if request.n_preempted == 0:

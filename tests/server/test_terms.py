@@ -82,4 +82,4 @@ def test_several_answers_share_the_blocks_of_their_prompt() -> None:
         assert len(answer["choices"]) == 4
         assert answer["usage"]["prompt_tokens"] == 200
         prompt_rows = sum(step.n_rows for step in executor.steps) - 4
-        assert prompt_rows == 200 + 3 * (200 - 192), "once, and three times the last block"
+        assert prompt_rows == 200 + 3, "once, and three times the last token"
