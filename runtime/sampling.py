@@ -7,6 +7,7 @@ position) and on nothing else.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -24,8 +25,13 @@ TokenIds = npt.NDArray[np.int32]
 Places = npt.NDArray[np.intp]
 Allowed = npt.NDArray[np.bool_]
 
+Weights = npt.NDArray[np.float32]
+"""Probabilities up to a factor, that of the best token being 1."""
+
 # Vocabularies are searched for their best few by a bound over this many interleaved groups.
 N_GROUPS = 8192
+# A place among many values is looked for by sums of runs first; so few are added up one by one.
+FEW, RUN = 4096, 256
 
 # ---- adjustments: float32 logits (vocab_size,) in, a new array out; -inf means "removed" --------
 
@@ -66,12 +72,15 @@ def apply_count_penalties(
     return logits
 
 
-def apply_temperature(logits: Logits, temperature: float) -> Logits:
-    # Relative to the best first: a small temperature then gives 0 and -inf, never inf - inf.
-    return logits if temperature == 1.0 else (logits - logits.max()) / np.float32(temperature)
+def weights_of(logits: Logits, best: float, temperature: float = 1.0) -> Weights:
+    """best: the largest logit. A small temperature then gives 1 and 0, never inf - inf."""
+    weights = logits - np.float32(best)
+    if temperature != 1.0:
+        weights /= np.float32(temperature)
+    return np.exp(weights, out=weights)
 
 
-# ---- filters: logits (n,) in, ascending places of the kept ones out, None for all of them --------
+# ---- filters: logits or weights (n,) in, ascending places of the kept out; None: all of them -----
 
 
 def top_k_places(logits: Logits, k: int) -> Places | None:
@@ -86,24 +95,44 @@ def top_k_places(logits: Logits, k: int) -> Places | None:
     return np.sort(np.concatenate((above, ties[: k - len(above)])))
 
 
-def top_p_places(logits: Logits, p: float) -> Places | None:
+def top_p_places(weights: Weights, p: float) -> Places | None:
     """The fewest best tokens that hold probability p together; the one that crosses stays."""
     if p == 1.0:
         return None
-    weights = _weights(logits)
-    needed = p * weights.sum()
-    n_near, near = 0, np.empty(0, np.intp)
-    while len(near) < len(weights) and weights[near].sum() <= needed:
-        n_near = min(max(8 * n_near, 512), len(weights))
-        near = _near_best(weights, n_near)
-    best_first = near[np.argsort(-weights[near], kind="stable")]
-    n_kept = int(np.searchsorted(np.cumsum(weights[best_first]), needed)) + 1
-    return np.sort(best_first[:n_kept])
+    total = float(weights.sum(dtype=np.float64))  # in float32 a sum over 262k would drift
+    # All that are lighter than this hold less than 1 - p together, so the others suffice.
+    near = np.flatnonzero(weights >= (1.0 - p) * total / len(weights) * (1.0 - 1e-6))
+    values = weights[near]
+    edge, n_equal = _edge(values, p * total)
+    kept = np.flatnonzero(values >= edge)
+    ties = np.flatnonzero(values[kept] == edge)
+    return near[np.delete(kept, ties[n_equal:]) if len(ties) > n_equal else kept]
 
 
-def min_p_places(logits: Logits, p: float) -> Places | None:
+def _edge(values: Weights, needed: float) -> tuple[float, int]:
+    """The least of the fewest best values that sum to `needed`, and how many equal to it belong.
+
+    No sort: values in 0 … 1 are ordered as their 30 bits are. The masses under equal leading ten
+    bits tell where the edge lies, then those under the next ten among these, then the last ten.
+    """
+    needed = max(needed, 1e-300)  # p = 0 asks for one token as well
+    above = 0.0  # sum of the values that are beyond the edge for certain
+    bits = values.view(np.uint32)
+    for shift in (20, 10, 0):
+        keys = ((bits >> np.uint32(shift)) & np.uint32(1023)).astype(np.intp)
+        reached = above + np.cumsum(np.bincount(keys, weights=values, minlength=1024)[::-1])
+        # Rounding may leave the last sum short of what is needed: then the least value is the edge.
+        at = int(np.searchsorted(reached, min(needed, reached[-1])))
+        above = float(reached[at - 1]) if at else above
+        inside = keys == 1023 - at
+        bits, values = bits[inside], values[inside]
+    edge = float(values[0])
+    return edge, min(len(values), max(1, math.ceil((needed - above) / edge)))
+
+
+def min_p_places(weights: Weights, p: float) -> Places | None:
     """Tokens at least p times as likely as the best."""
-    return None if p == 0.0 else np.flatnonzero(_weights(logits) >= p)
+    return None if p == 0.0 else np.flatnonzero(weights >= p)
 
 
 def _near_best(values: npt.NDArray[Any], n: int) -> Places:
@@ -119,19 +148,30 @@ def _near_best(values: npt.NDArray[Any], n: int) -> Places:
     return np.flatnonzero(values >= np.partition(groups, -n)[-n])
 
 
-def _weights(logits: Logits) -> npt.NDArray[np.float64]:
-    """Probabilities up to a factor, the best being 1: float64, or sums over 262k would drift."""
-    return np.exp(logits - logits.max()).astype(np.float64)
-
-
 # ---- the choice ----------------------------------------------------------------------------------
 
 
-def draw(logits: Logits, uniform: float) -> int:
-    """The place whose share of the cumulated probability holds `uniform`, in id order."""
-    shares = np.cumsum(_weights(logits))
-    at = int(np.searchsorted(shares, uniform * shares[-1], side="right"))
-    # Rounding may put the product on the very end: then the last place with any weight.
+def draw(weights: Weights, uniform: float) -> int:
+    """The place whose share of the cumulated weight holds `uniform`, in id order.
+
+    Among many the run of neighbours that holds it is found first: adding up one by one is slow.
+    """
+    if len(weights) <= FEW:
+        shares = np.cumsum(weights, dtype=np.float64)
+        return _place(shares, uniform * shares[-1])
+    n_whole = len(weights) // RUN * RUN
+    sums = weights[:n_whole].reshape(-1, RUN).sum(axis=1, dtype=np.float64)
+    shares = np.cumsum(np.append(sums, weights[n_whole:].sum(dtype=np.float64)))
+    target = uniform * shares[-1]
+    run = _place(shares, target)
+    before, start = shares[run - 1] if run else 0.0, run * RUN
+    inside = before + np.cumsum(weights[start : start + RUN], dtype=np.float64)
+    return start + _place(inside, target)
+
+
+def _place(shares: npt.NDArray[np.float64], target: float) -> int:
+    at = int(np.searchsorted(shares, target, side="right"))
+    # Rounding may put the target on the very end: then the last place with any weight.
     return min(at, int(np.searchsorted(shares, shares[-1])))
 
 
@@ -158,47 +198,47 @@ def sample(
 
     Raises ModelError when the logits hold NaN, or when nothing is left to choose.
     """
-    output = tokens[n_prompt:]
-    logits = apply_mask(logits, allowed)
-    logits = apply_bias(logits, *params.bias)
-    logits = apply_repetition_penalty(logits, tokens, params.repetition_penalty)
-    logits = apply_count_penalties(
-        logits, output, params.presence_penalty, params.frequency_penalty
-    )
-    best = int(np.argmax(logits))  # NaN counts as the largest, so it is found here
-    if not np.isfinite(logits[best]):
-        raise ModelError(
-            f"best logit is {logits[best]} at output token {len(output)}; cannot choose"
-        )
+    if allowed is not None or params.adjusts:
+        logits = _adjusted(logits, params, n_prompt, tokens, allowed)
+    best_id = int(logits.argmax())  # NaN counts as the largest, so it is found here
+    best, n_output = float(logits[best_id]), len(tokens) - n_prompt
+    if not math.isfinite(best):
+        raise ModelError(f"best logit is {best} at output token {n_output}; cannot choose")
     if params.is_greedy:
-        return best
-    logits = apply_temperature(logits, params.temperature)
-    logits, ids = _filter(logits, params)
-    place = draw(logits, keyed_uniform(seed, len(output)))
-    return place if ids is None else int(ids[place])
-
-
-def _filter(logits: Logits, params: SamplingParams) -> tuple[Logits, Places | None]:
-    """The surviving logits and their token ids (None: all survive), each filter seeing fewer."""
-    filters: tuple[tuple[Callable[[Logits, Any], Places | None], float], ...] = (
-        (top_k_places, params.top_k),
+        return best_id
+    ids = top_k_places(logits, params.top_k)
+    weights = weights_of(logits if ids is None else logits[ids], best, params.temperature)
+    filters: tuple[tuple[Callable[[Weights, float], Places | None], float], ...] = (
         (top_p_places, params.top_p),
         (min_p_places, params.min_p),
     )
-    ids: Places | None = None
-    for places_of, value in filters:
-        places = places_of(logits, value)
+    for places_of, value in filters:  # each sees what the one before has left
+        places = places_of(weights, value)
         if places is not None:
-            logits, ids = logits[places], places if ids is None else ids[places]
-    return logits, ids
+            weights, ids = weights[places], places if ids is None else ids[places]
+    place = draw(weights, keyed_uniform(seed, n_output))
+    return place if ids is None else int(ids[place])
+
+
+def _adjusted(
+    logits: Logits, params: SamplingParams, n_prompt: int, tokens: TokenIds, allowed: Allowed | None
+) -> Logits:
+    logits = apply_mask(logits, allowed)
+    logits = apply_bias(logits, *params.bias)
+    logits = apply_repetition_penalty(logits, tokens, params.repetition_penalty)
+    return apply_count_penalties(
+        logits, tokens[n_prompt:], params.presence_penalty, params.frequency_penalty
+    )
 
 
 def token_logprob(logits: Logits, token_id: int, n_top: int) -> TokenLogprob:
     """Log-softmax of raw model logits (vocab_size,), for the token and the n_top best."""
-    shifted = logits.astype(np.float64) - float(logits.max())
-    log_total = np.log(np.exp(shifted).sum())
+    best = float(logits.max())
+    total = best + math.log(float(weights_of(logits, best).sum(dtype=np.float64)))
     places = top_k_places(logits, n_top) if n_top else np.empty(0, np.intp)
     ids = np.arange(len(logits)) if places is None else places
     ids = ids[np.argsort(-logits[ids], kind="stable")]
-    top = tuple((int(i), float(shifted[i] - log_total)) for i in ids)
-    return TokenLogprob(float(shifted[token_id] - log_total), top)
+    top = tuple(
+        (i, logit - total) for i, logit in zip(ids.tolist(), logits[ids].tolist(), strict=True)
+    )
+    return TokenLogprob(float(logits[token_id]) - total, top)

@@ -92,9 +92,19 @@ class SamplingParams:
             _check_integer("logit_bias", token_id, 0, MAX_INT)
             _check_real("logit_bias", bias, *BIAS_RANGE)
 
-    @property
+    @cached_property
     def is_greedy(self) -> bool:
         return self.temperature < MIN_TEMPERATURE
+
+    @cached_property
+    def adjusts(self) -> bool:
+        """Whether anything but the temperature changes the logits."""
+        return bool(
+            self.logit_bias
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.repetition_penalty != 1.0
+        )
 
     @cached_property
     def bias(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float32]]:

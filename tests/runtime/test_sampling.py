@@ -22,6 +22,10 @@ def logits_of(*probabilities: float) -> np.ndarray:
     return np.log(np.array(probabilities, np.float32))
 
 
+def weights_of(logits: np.ndarray) -> np.ndarray:
+    return sampling.weights_of(logits, float(logits.max()))
+
+
 def draws(logits: np.ndarray, n: int = 1000, **params: Any) -> set[int]:
     chosen = SamplingParams(**params)
     return {sample(logits, chosen, seed=seed, n_prompt=1, tokens=NO_TOKENS) for seed in range(n)}
@@ -50,7 +54,7 @@ def test_top_k_keeps_the_lower_ids_among_equals() -> None:
 
 
 def test_top_p_keeps_the_token_that_crosses_the_line() -> None:
-    places = sampling.top_p_places(logits_of(0.5, 0.4, 0.1), 0.6)
+    places = sampling.top_p_places(weights_of(logits_of(0.5, 0.4, 0.1)), 0.6)
     assert places is not None
     assert places.tolist() == [0, 1]
 
@@ -61,7 +65,7 @@ def test_top_p_zero_and_min_p_one_leave_only_the_best() -> None:
 
 
 def test_min_p_keeps_what_is_at_least_that_share_of_the_best() -> None:
-    places = sampling.min_p_places(logits_of(0.6, 0.29, 0.11), 0.2)
+    places = sampling.min_p_places(weights_of(logits_of(0.6, 0.29, 0.11)), 0.2)
     assert places is not None
     assert places.tolist() == [0, 1]
 
@@ -80,7 +84,7 @@ def test_filters_equal_a_full_sort(n: int, seed: int, k: int, p: float, n_levels
     order = np.argsort(-logits, kind="stable")
     places = sampling.top_k_places(logits, k)
     assert (np.arange(n) if places is None else places).tolist() == sorted(order[:k])
-    places = sampling.top_p_places(logits, p)
+    places = sampling.top_p_places(weights_of(logits), p)
     if places is None:
         assert p == 1.0
         return
@@ -89,6 +93,28 @@ def test_filters_equal_a_full_sort(n: int, seed: int, k: int, p: float, n_levels
     needed, slack = p * weights.sum(), 1e-9 * weights.sum()
     assert weights[places].sum() >= needed - slack, "too few"
     assert weights[order[: len(places) - 1]].sum() <= needed + slack, "one too many"
+
+
+@given(st.integers(1, 20_000), st.integers(0, 2**32 - 1), st.floats(0, 1, exclude_max=True))
+@settings(max_examples=60, deadline=None)
+def test_a_draw_among_many_equals_adding_up_one_by_one(n: int, seed: int, uniform: float) -> None:
+    # Multiples of 1/16 add up exactly, in any order; many are 0, and those are never drawn.
+    weights = np.random.default_rng(seed).integers(0, 17, n).clip(0, 12).astype(np.float32) / 16
+    weights[n // 2] = 1.0
+    shares = np.cumsum(weights, dtype=np.float64)
+    place = sampling.draw(weights, uniform)
+    assert weights[place] > 0
+    assert place == np.searchsorted(shares, uniform * shares[-1], side="right")
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3, 0.95, 0.999999])
+def test_the_nucleus_of_a_nearly_flat_vocabulary_is_exact(p: float) -> None:
+    logits = np.random.default_rng(3).normal(0, 0.05, 262_144).astype(np.float32)
+    weights = weights_of(logits)
+    order = np.argsort(-weights, kind="stable")
+    shares = np.cumsum(weights[order], dtype=np.float64)
+    n_kept = int(np.searchsorted(shares, p * shares[-1])) + 1
+    assert sampling.top_p_places(weights, p).tolist() == sorted(order[:n_kept])
 
 
 # ---- temperature and greedy ----------------------------------------------------------------------
