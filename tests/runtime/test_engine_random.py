@@ -9,6 +9,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from martlet.runtime.kv_blocks import BlockTable
 from martlet.runtime.sampling import SamplingParams, sample
+from martlet.runtime.service import Service
 from martlet.runtime.step import Step
 from martlet.runtime.window_parts import window_blocks
 
@@ -37,6 +38,7 @@ class Visit:
     params: SamplingParams
     arrives_at: int
     cancelled_at: int | None
+    service: Service
 
 
 VISITS = st.builds(
@@ -55,6 +57,7 @@ VISITS = st.builds(
     ),
     arrives_at=st.integers(0, 12),
     cancelled_at=st.one_of(st.none(), st.none(), st.none(), st.integers(0, 30)),
+    service=st.sampled_from(["interactive", "interactive", "background"]),
 )
 
 
@@ -103,11 +106,16 @@ def test_every_answer_is_the_one_it_would_be_alone(
     for now in range(31):
         for i, (visit, answer) in enumerate(zip(visits, answers, strict=True)):
             if visit.arrives_at == now:
-                engine.submit(visit.prompt, visit.params, answer, request_id=str(i))
+                engine.submit(
+                    visit.prompt, visit.params, answer, request_id=str(i), service=visit.service
+                )
             if visit.cancelled_at == now:
                 engine.cancel(str(i))
         engine.step()
         engine.scheduler.check()
+        for visit, answer in zip(visits, answers, strict=True):
+            if visit.cancelled_at == now >= visit.arrives_at:
+                assert answer.end, "cancelled in whatever state, seen in the next step"
     run_all(engine)
     for visit, answer in zip(visits, answers, strict=True):
         check_answer(visit, answer)
