@@ -20,6 +20,7 @@ from martlet.scripts.perplexity import perplexity
 from martlet.scripts.pull import pull
 from martlet.scripts.run import run
 from martlet.scripts.serve import serve
+from martlet.scripts.soak import soak
 from martlet.scripts.synthesize import synthesize
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -35,6 +36,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "bench": bench,
     "bench-peers": bench_peers,
     "synthesize": synthesize,
+    "soak": soak,
 }
 
 app = typer.Typer(
