@@ -316,9 +316,28 @@ class BlockPool:
         """Layers with a window can go on only where they still have all that it covers."""
         if not self.parts or not found:
             return len(found)
+        self._bring_back_parts(table, found)
         n_before = table.n_registered
         blocks = table.blocks[:n_before] + [known.block for known in found]
         return max(0, self.parts.n_usable(n_before, blocks) - n_before)
+
+    def _bring_back_parts(self, table: BlockTable, found: list[Prefix]) -> None:
+        """From the second tier, what the window at the end of these blocks has lost. The rest of a
+        block is written anew with the bytes it has."""
+        assert self.parts
+        n_before, n_after = table.n_registered, table.n_registered + len(found)
+        first = self.parts.first_place(n_after * self.block_tokens)
+        for place in range(max(first, n_before), n_after):
+            known = found[place - n_before]
+            if self.parts.has(known.block):
+                continue
+            if not self._tier or not self._tier.has(known.digest):
+                return
+            if not self.parts.take(known.block):
+                return
+            if not self._tier.restore(table.keys[: place + 1], known.block, self.part(known.block)):
+                self.parts.drop(known.block)
+                return
 
     def part(self, block: int) -> int:
         """Where windowed layers keep the block."""
