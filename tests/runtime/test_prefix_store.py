@@ -203,18 +203,24 @@ PROMPTS = st.lists(
 )
 
 
-@given(lives=st.lists(PROMPTS, min_size=2, max_size=4), n_blocks=st.integers(19, 30))
+@given(
+    lives=st.lists(PROMPTS, min_size=2, max_size=4),
+    n_blocks=st.integers(19, 30),
+    window=st.sampled_from([0, 1, 6]),
+)
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_answers_are_those_without_a_cache_through_many_lives(
-    tmp_path: Path, lives: list[list[list[int]]], n_blocks: int
+    tmp_path: Path, lives: list[list[list[int]]], n_blocks: int, window: int
 ) -> None:
     """Saved and reloaded, small pools, a bound that cuts: the script reads every slot back."""
+    sizes = {"n_blocks": n_blocks, "block_tokens": 4, "window": window}
+    sizes["n_window_blocks"] = min(n_blocks, 20)
     for path in files(tmp_path):
         path.unlink()
     for prompts in lives:
-        engine, _ = start(tmp_path, n_blocks=n_blocks, max_bytes=4000, block_tokens=4)
+        engine, _ = start(tmp_path, max_bytes=4000, **sizes)
         answers = [ask(engine, prompt, max_tokens=4) for prompt in prompts]
         run_all(engine)
         engine.close()
