@@ -41,60 +41,38 @@ static inline mt_q8_block *block_at(mt_q8_block *first, int b, size_t stride) {
     return (mt_q8_block *)(void *)((char *)first + (size_t)b * stride);
 }
 
-/* The values of a block, less what `coarse` already holds of them. */
-static inline void load_block(const float *x, const mt_q8_block *coarse, vf *x0, vf *x1) {
-    *x0 = vf_load(x);
-    *x1 = vf_load(x + 16);
-    if (!coarse) return;
-    const vf minus_d = vf_set1(-coarse->d);
-    *x0 = vf_fma(minus_d, vf_load_i8((const uint8_t *)coarse->q), *x0);
-    *x1 = vf_fma(minus_d, vf_load_i8((const uint8_t *)coarse->q + 16), *x1);
-}
-
-static inline void store_block(vf x0, vf x1, float d, float inverse, mt_q8_block *to) {
-    vi_store_i8(to->q, vf_round_i32(vf_mul(x0, vf_set1(inverse))));
-    vi_store_i8(to->q + 16, vf_round_i32(vf_mul(x1, vf_set1(inverse))));
-    int32_t h0, h1;
-    sum_halves(to->q, &h0, &h1);
-    to->d = d;
-    to->ds = d * (float)(h0 + h1);
-    to->n8 = -8 * (h0 + h1);
-    to->nh8[0] = -8 * h0;
-    to->nh8[1] = -8 * h1;
-    to->dh[0] = d * (float)h0;
-    to->dh[1] = d * (float)h1;
-    to->pad = 0;
-}
-
 /* Up to 16 blocks, so that their divisions are two vector divisions. Where 127 / amax would
- * overflow, the block is zero for any purpose. */
-static void quantize_blocks(const float *x, mt_q8_block *coarse, int n, size_t stride,
-                            mt_q8_block *out) {
+ * overflow, the block is zero for any purpose. What is left over goes to `left`, if it is not NULL.
+ * Nothing that was just stored is loaded in another width: such a load waits for the memory. */
+static void quantize_blocks(const float *x, int n, size_t stride, mt_q8_block *out, float *left) {
     const vf least = vf_set1(127.0f / 3.4e38f), zero = vf_set1(0.0f), full = vf_set1(127.0f);
-    float amax[16] = {0}, d[16], inverse[16];
-    vf x0, x1;
-    for (int i = 0; i < n; i++) {
-        load_block(x + i * 32, coarse ? block_at(coarse, i, stride) : NULL, &x0, &x1);
-        amax[i] = vf_hmax(vf_max(vf_abs(x0), vf_abs(x1)));
-    }
-    const vf a = vf_load(amax);
+    vf largest[16];
+    for (int i = 0; i < n; i++)
+        largest[i] = vf_max_abs(vf_load(x + i * 32), vf_load(x + i * 32 + 16));
+    for (int i = n; i < 16; i++) largest[i] = zero;
+    const vf a = vf_hmax16(largest);
+    float d[16], inverse[16];
     vf_store(inverse, vf_select_lt(a, least, zero, vf_div(full, a)));
     vf_store(d, vf_select_lt(a, least, zero, vf_div(a, full)));
     for (int i = 0; i < n; i++) {
-        load_block(x + i * 32, coarse ? block_at(coarse, i, stride) : NULL, &x0, &x1);
-        store_block(x0, x1, d[i], inverse[i], block_at(out, i, stride));
+        const vf x0 = vf_load(x + i * 32), x1 = vf_load(x + i * 32 + 16);
+        const vi q0 = vf_round_i32(vf_mul(x0, vf_set1(inverse[i])));
+        const vi q1 = vf_round_i32(vf_mul(x1, vf_set1(inverse[i])));
+        vi_store_q8(block_at(out, i, stride), q0, q1, d[i]);
+        if (!left) continue;
+        vf_store(left + i * 32, vf_fma(vf_set1(-d[i]), vf_from_i32(q0), x0));
+        vf_store(left + i * 32 + 16, vf_fma(vf_set1(-d[i]), vf_from_i32(q1), x1));
     }
 }
 
 static void quantize(const float *x, int n, size_t out_stride, mt_q8_block *out,
                      mt_q8_block *rest) {
+    float left[16 * 32];
     for (int first = 0; first < n / 32; first += 16) {
         const int count = n / 32 - first < 16 ? n / 32 - first : 16;
-        mt_q8_block *to = block_at(out, first, out_stride);
-        quantize_blocks(x + first * 32, NULL, count, out_stride, to);
-        if (rest)
-            quantize_blocks(x + first * 32, to, count, out_stride,
-                            block_at(rest, first, out_stride));
+        quantize_blocks(x + first * 32, count, out_stride, block_at(out, first, out_stride),
+                        rest ? left : NULL);
+        if (rest) quantize_blocks(left, count, out_stride, block_at(rest, first, out_stride), NULL);
     }
 }
 

@@ -6,6 +6,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "simd_q8.h"
+
 #define SIMD_PRAGMA(text) _Pragma(#text)
 #ifdef __clang__
 #define UNROLL(n) SIMD_PRAGMA(unroll n)
@@ -67,6 +69,29 @@ static inline vf vf_abs(vf x) {
     const __m256 sign = _mm256_set1_ps(-0.0f);
     return VF2(_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b));
 }
+static inline __m256 mt_max_of(__m256 a, __m256 b) {
+    return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
+}
+static inline vf vf_max_abs(vf x, vf y) {
+    const vf p = vf_abs(x), q = vf_abs(y);
+    return VF2(mt_max_of(p.a, q.a), mt_max_of(p.b, q.b));
+}
+/* First within every row of four lanes, where the results of four vectors come to lie in order. */
+static inline __m256 mt_hmax4(const vf *v) {
+    __m256 x[4];
+    for (int i = 0; i < 4; i++) x[i] = mt_max_of(v[i].a, v[i].b);
+    const __m256d ab =
+        _mm256_castps_pd(mt_max_of(_mm256_unpacklo_ps(x[0], x[1]), _mm256_unpackhi_ps(x[0], x[1])));
+    const __m256d cd =
+        _mm256_castps_pd(mt_max_of(_mm256_unpacklo_ps(x[2], x[3]), _mm256_unpackhi_ps(x[2], x[3])));
+    return mt_max_of(_mm256_castpd_ps(_mm256_unpacklo_pd(ab, cd)),
+                     _mm256_castpd_ps(_mm256_unpackhi_pd(ab, cd)));
+}
+static inline __m256 mt_hmax8(const vf *v) {
+    const __m256 x = mt_hmax4(v), y = mt_hmax4(v + 4);
+    return mt_max_of(_mm256_permute2f128_ps(x, y, 0x20), _mm256_permute2f128_ps(x, y, 0x31));
+}
+static inline vf vf_hmax16(const vf *v) { return VF2(mt_hmax8(v), mt_hmax8(v + 8)); }
 static inline vf vf_select_lt(vf x, vf limit, vf a, vf b) {
     return VF2(_mm256_blendv_ps(b.a, a.a, _mm256_cmp_ps(x.a, limit.a, _CMP_LT_OQ)),
                _mm256_blendv_ps(b.b, a.b, _mm256_cmp_ps(x.b, limit.b, _CMP_LT_OQ)));
@@ -145,25 +170,25 @@ static inline void vf_store_pairs(float *p, vf a, vf b) {
     mt_store_pairs(p + 16, a.b, b.b);
 }
 
-static inline void sum_halves(const int8_t *q, int32_t *first, int32_t *second) {
-    const __m256i bytes = _mm256_loadu_si256((const __m256i *)(const void *)q);
-    const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
-    const __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-    const __m256i twos = _mm256_add_epi32(fours, _mm256_shuffle_epi32(fours, 0x4e));
-    const __m256i sums = _mm256_add_epi32(twos, _mm256_shuffle_epi32(twos, 0xb1));
-    *first = _mm256_extract_epi32(sums, 0);
-    *second = _mm256_extract_epi32(sums, 4);
-}
 static inline vi vi_set1(int32_t x) { return VI2(_mm256_set1_epi32(x), _mm256_set1_epi32(x)); }
 static inline vi vi_load(const int32_t *p) {
     return VI2(_mm256_loadu_si256((const __m256i *)p),
                _mm256_loadu_si256((const __m256i *)(p + 8)));
 }
+/* The low bytes of 16 lanes. Packing goes by 128-bit halves, so the words are put in order after. */
+static inline __m128i mt_low_bytes(vi x) {
+    const __m256i low = _mm256_set1_epi32(255);
+    const __m256i words =
+        _mm256_packus_epi32(_mm256_and_si256(x.a, low), _mm256_and_si256(x.b, low));
+    const __m256i in_order = _mm256_permute4x64_epi64(words, 0xd8);
+    return _mm_packus_epi16(_mm256_castsi256_si128(in_order),
+                            _mm256_extracti128_si256(in_order, 1));
+}
 static inline void vi_store_i8(int8_t *p, vi x) {
-    int32_t lanes[16];
-    _mm256_storeu_si256((__m256i *)lanes, x.a);
-    _mm256_storeu_si256((__m256i *)(lanes + 8), x.b);
-    for (int l = 0; l < 16; l++) p[l] = (int8_t)lanes[l];
+    _mm_storeu_si128((__m128i *)(void *)p, mt_low_bytes(x));
+}
+static inline void vi_store_q8(mt_q8_block *to, vi a, vi b, float d) {
+    mt_store_q8(to, _mm256_set_m128i(mt_low_bytes(b), mt_low_bytes(a)), d);
 }
 #if SIMD_HAS_DPBUSD
 static inline vi vi_dot(vi acc, vb w, const int8_t *x) {

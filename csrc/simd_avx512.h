@@ -6,6 +6,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "simd_q8.h"
+
 #define SIMD_PRAGMA(text) _Pragma(#text)
 #ifdef __clang__
 #define UNROLL(n) SIMD_PRAGMA(unroll n)
@@ -33,6 +35,28 @@ static inline vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 static inline vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
 static inline vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
 static inline vf vf_abs(vf a) { return _mm512_abs_ps(a); }
+static inline __m512 mt_max_of(__m512 a, __m512 b) {
+    return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+}
+static inline vf vf_max_abs(vf a, vf b) { return mt_max_of(_mm512_abs_ps(a), _mm512_abs_ps(b)); }
+/* Each row of four lanes with its neighbour: those of a, then those of b. */
+static inline __m512 mt_max_rows(__m512 a, __m512 b) {
+    return mt_max_of(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
+/* First within every row of four lanes, where the results of four vectors come to lie in order. */
+static inline vf vf_hmax16(const vf *v) {
+    __m512 fours[4];
+    for (int i = 0; i < 4; i++) {
+        const vf *p = v + 4 * i;
+        const __m512d ab = _mm512_castps_pd(
+            mt_max_of(_mm512_unpacklo_ps(p[0], p[1]), _mm512_unpackhi_ps(p[0], p[1])));
+        const __m512d cd = _mm512_castps_pd(
+            mt_max_of(_mm512_unpacklo_ps(p[2], p[3]), _mm512_unpackhi_ps(p[2], p[3])));
+        fours[i] = mt_max_of(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)),
+                             _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
+    }
+    return mt_max_rows(mt_max_rows(fours[0], fours[1]), mt_max_rows(fours[2], fours[3]));
+}
 static inline vf vf_select_lt(vf x, vf limit, vf a, vf b) {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, limit, _CMP_LT_OQ), b, a);
 }
@@ -92,18 +116,13 @@ static inline void vf_store_pairs(float *p, vf a, vf b) {
     _mm512_storeu_ps(p + 16, _mm512_permutex2var_ps(a, high, b));
 }
 
-static inline void sum_halves(const int8_t *q, int32_t *first, int32_t *second) {
-    const __m256i bytes = _mm256_loadu_si256((const __m256i *)(const void *)q);
-    const __m256i fours = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), bytes);
-    const __m256i twos = _mm256_add_epi32(fours, _mm256_shuffle_epi32(fours, 0x4e));
-    const __m256i sums = _mm256_add_epi32(twos, _mm256_shuffle_epi32(twos, 0xb1));
-    *first = _mm256_extract_epi32(sums, 0);
-    *second = _mm256_extract_epi32(sums, 4);
-}
 static inline vi vi_set1(int32_t x) { return _mm512_set1_epi32(x); }
 static inline vi vi_load(const int32_t *p) { return _mm512_loadu_si512(p); }
 static inline void vi_store_i8(int8_t *p, vi a) {
     _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(a));
+}
+static inline void vi_store_q8(mt_q8_block *to, vi a, vi b, float d) {
+    mt_store_q8(to, _mm256_set_m128i(_mm512_cvtepi32_epi8(b), _mm512_cvtepi32_epi8(a)), d);
 }
 static inline vi vi_dot(vi acc, vb a, const int8_t *x) {
     int32_t x4;

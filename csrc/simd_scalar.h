@@ -10,6 +10,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "formats.h"
+
 #define SIMD_HAS_DPBUSD 1 /* dot products of u8 x s8 are exact for every u8 */
 #define MM_COLS 2         /* columns of one matmul tile */
 #define MM_HALVES 1       /* 16-row halves of the 32-row weight tile taken together */
@@ -72,6 +74,33 @@ static inline vf vf_min(vf a, vf b) {
 static inline vf vf_abs(vf a) {
     LANES a.v[l] = fabsf(a.v[l]);
     return a;
+}
+/* The larger of |a| and |b| by their bits, so that NaN is larger than all numbers. */
+static inline vf vf_max_abs(vf a, vf b) {
+    LANES {
+        uint32_t x, y;
+        memcpy(&x, &a.v[l], 4);
+        memcpy(&y, &b.v[l], 4);
+        x &= 0x7fffffffu;
+        y &= 0x7fffffffu;
+        if (y > x) x = y;
+        memcpy(&a.v[l], &x, 4);
+    }
+    return a;
+}
+/* lane i: the largest lane of v[i] by its bits; none is negative */
+static inline vf vf_hmax16(const vf *v) {
+    vf r;
+    for (int i = 0; i < 16; i++) {
+        uint32_t most = 0;
+        LANES {
+            uint32_t x;
+            memcpy(&x, &v[i].v[l], 4);
+            if (x > most) most = x;
+        }
+        memcpy(&r.v[i], &most, 4);
+    }
+    return r;
 }
 /* a where x < limit, else b */
 static inline vf vf_select_lt(vf x, vf limit, vf a, vf b) {
@@ -194,16 +223,26 @@ static inline vi vi_load(const int32_t *p) {
     memcpy(&r, p, sizeof r);
     return r;
 }
-/* Sums of the first and the second 16 of 32 bytes. */
-static inline void sum_halves(const int8_t *q, int32_t *first, int32_t *second) {
-    *first = *second = 0;
-    LANES {
-        *first += q[l];
-        *second += q[16 + l];
-    }
-}
 /* the low byte of every lane */
 static inline void vi_store_i8(int8_t *p, vi a) { LANES p[l] = (int8_t)a.v[l]; }
+/* a block of activations: the low bytes of a and b as codes, their scale d, and their sums */
+static inline void vi_store_q8(mt_q8_block *to, vi a, vi b, float d) {
+    int32_t h0 = 0, h1 = 0;
+    vi_store_i8(to->q, a);
+    vi_store_i8(to->q + 16, b);
+    LANES {
+        h0 += to->q[l];
+        h1 += to->q[16 + l];
+    }
+    to->d = d;
+    to->ds = d * (float)(h0 + h1);
+    to->n8 = -8 * (h0 + h1);
+    to->nh8[0] = -8 * h0;
+    to->nh8[1] = -8 * h1;
+    to->dh[0] = d * (float)h0;
+    to->dh[1] = d * (float)h1;
+    to->pad = 0;
+}
 /* lane l: acc + sum over j < 4 of u8 a[4 l + j] * s8 x[j] */
 static inline vi vi_dot(vi acc, vb a, const int8_t *x) {
     LANES {
