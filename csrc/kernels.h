@@ -73,6 +73,10 @@ typedef struct mt_kernels {
     /* The first n_rot values of each of `heads` neighbouring heads, by (cos, sin) pairs. */
     void (*rotate)(float *x, int heads, int head_dim, int n_rot, int style, const float *trig);
     void (*add)(const float *x, int n, float *out);
+    /* The first `width` sums of each row of a tile: out (+)= acc + rest + bias, where rest and bias
+     * may be NULL. Rows of acc and rest are MT_TILE_ROWS apart, those of out `stride` floats. */
+    void (*emit)(const float *acc, const float *rest, const float *bias, int n_rows, int width,
+                 int accumulate, size_t stride, float *out);
     /* Rounds n values of one head to the cache's type, `stride` values apart; for Q8_0 the scale of
      * every 32 of them goes to `scales`, scale_stride apart. */
     void (*store_kv)(const float *x, int n, int type, size_t stride, uint8_t *out,

@@ -118,6 +118,19 @@ static void add(const float *x, int n, float *out) {
         store_part(out + i, vf_add(load_part(out + i, n - i), load_part(x + i, n - i)), n - i);
 }
 
+static void emit(const float *acc, const float *rest, const float *bias, int n_rows, int width,
+                 int accumulate, size_t stride, float *out) {
+    for (int r = 0; r < n_rows; r++, acc += MT_TILE_ROWS, out += stride) {
+        for (int i = 0; i < width; i += 16) {
+            vf y = vf_load(acc + i);
+            if (rest) y = vf_add(y, vf_load(rest + r * MT_TILE_ROWS + i));
+            if (bias) y = vf_add(y, load_part(bias + i, width - i));
+            if (accumulate) y = vf_add(load_part(out + i, width - i), y);
+            store_part(out + i, y, width - i);
+        }
+    }
+}
+
 static inline void turn(vf *x, vf *y, vf c, vf s) {
     const vf a = *x, b = *y;
     *x = vf_sub(vf_mul(a, c), vf_mul(b, s));

@@ -55,9 +55,9 @@ static void multiply_floats(mt_engine *e, const mt_weight *w, const uint8_t *til
     }
 }
 
-/* acc[n][32] = tile * rows + bias, the planes of the rows already added up. */
-static void multiply_tile(mt_engine *e, const mt_weight *w, const mt_weight *bias, int64_t tile,
-                          const row_chunk *c, const mt_scratch *s, float *acc) {
+/* acc[n][32] = tile * rows, and behind that the same of the rest. */
+static void multiply_tile(mt_engine *e, const mt_weight *w, int64_t tile, const row_chunk *c,
+                          const mt_scratch *s, float *acc) {
     const uint8_t *packed = tile_of(w, tile);
     const int planes = c->rest >= 0 ? 2 : 1, n = c->n * MT_TILE_ROWS;
     const int is_q8 = e->buffers[c->in].kind == MT_BUF_Q8;
@@ -73,12 +73,17 @@ static void multiply_tile(mt_engine *e, const mt_weight *w, const mt_weight *bia
         for (int i = 0; i < n; i++) acc[i] = 0.0f;
         multiply_floats(e, w, packed, c, s, acc);
     }
-    for (int i = 0; planes == 2 && i < n; i++) acc[i] += acc[n + i];
-    if (!bias) return;
+}
+
+/* out (+)= the sums that multiply_tile left in acc, planes and bias (a tensor id) added up. */
+static void emit_tile(mt_engine *e, const mt_weight *w, int32_t bias, int64_t tile,
+                      const row_chunk *c, const float *acc, int accumulate, size_t stride,
+                      float *out) {
     const int64_t left = w->rows - tile * MT_TILE_ROWS;
-    const float *b = (const float *)bias->values + tile * MT_TILE_ROWS;
-    for (int i = 0; i < n; i++)
-        if (i % MT_TILE_ROWS < left) acc[i] += b[i % MT_TILE_ROWS];
+    const float *b = bias >= 0 ? e->weights[bias].values : NULL;
+    e->kernels->emit(acc, c->rest >= 0 ? acc + c->n * MT_TILE_ROWS : NULL,
+                     b ? b + tile * MT_TILE_ROWS : NULL, c->n,
+                     (int)(left < MT_TILE_ROWS ? left : MT_TILE_ROWS), accumulate, stride, out);
 }
 
 /* Chunks of activation rows: as few as fit the accumulators, more where tiles are scarce. */
@@ -112,17 +117,6 @@ static int count_linear(const mt_engine *e, const mt_op *op) {
     return n_tiles * count_chunks(e, n_tiles, rows_of(e, op), n_planes(op));
 }
 
-static void store_tile(mt_engine *e, const mt_op *op, const row_chunk *c, int64_t out_col, int rows,
-                       const float *acc) {
-    for (int i = 0; i < c->n; i++, acc += MT_TILE_ROWS) {
-        float *out = mt_row_f32(e, op->out, c->first + i) + out_col;
-        if (op->flags & MT_FLAG_ACCUMULATE)
-            for (int r = 0; r < rows; r++) out[r] += acc[r];
-        else
-            for (int r = 0; r < rows; r++) out[r] = acc[r];
-    }
-}
-
 static void run_linear(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {
     const int n_tiles = stacked_tiles(e, op), n = rows_of(e, op);
     const int chunks = count_chunks(e, n_tiles, n, n_planes(op));
@@ -134,11 +128,10 @@ static void run_linear(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {
         col += e->weights[op->w[at]].rows;
     }
     const mt_weight *w = &e->weights[op->w[at]];
-    const mt_weight *bias = op->w[3 + at] >= 0 ? &e->weights[op->w[3 + at]] : NULL;
-    multiply_tile(e, w, bias, tile, &c, s, s->acc);
-    const int64_t left = w->rows - tile * MT_TILE_ROWS;
-    store_tile(e, op, &c, col + tile * MT_TILE_ROWS,
-               (int)(left < MT_TILE_ROWS ? left : MT_TILE_ROWS), s->acc);
+    multiply_tile(e, w, tile, &c, s, s->acc);
+    emit_tile(e, w, op->w[3 + at], tile, &c, s->acc, op->flags & MT_FLAG_ACCUMULATE,
+              (size_t)e->buffers[op->out].width,
+              mt_row_f32(e, op->out, c.first) + col + tile * MT_TILE_ROWS);
 }
 
 const mt_phase mt_linear_phase = {count_linear, run_linear};
@@ -156,13 +149,17 @@ static void run_linear_glu(mt_engine *e, const mt_op *op, int item, mt_scratch *
     const int chunks = count_chunks(e, n_tiles, n, 2 * n_planes(op)), tile = item % n_tiles;
     const row_chunk c = chunk_of(op, item / n_tiles, chunks, n);
     float *gates = s->acc, *ups = s->acc + c.n * n_planes(op) * MT_TILE_ROWS;
-    multiply_tile(e, gate, op->w[2] >= 0 ? &e->weights[op->w[2]] : NULL, tile, &c, s, gates);
-    multiply_tile(e, up, op->w[3] >= 0 ? &e->weights[op->w[3]] : NULL, tile, &c, s, ups);
+    multiply_tile(e, gate, tile, &c, s, gates);
+    multiply_tile(e, up, tile, &c, s, ups);
+    if (c.rest >= 0 || op->w[2] >= 0) /* in place */
+        emit_tile(e, gate, op->w[2], tile, &c, gates, 0, MT_TILE_ROWS, gates);
+    if (c.rest >= 0 || op->w[3] >= 0)
+        emit_tile(e, up, op->w[3], tile, &c, ups, 0, MT_TILE_ROWS, ups);
     e->kernels->glu(gates, ups, c.n * MT_TILE_ROWS, op->i[0], gates);
-    const int64_t left = gate->rows - (int64_t)tile * MT_TILE_ROWS;
     if (e->buffers[op->out].kind == MT_BUF_F32) {
-        store_tile(e, op, &c, (int64_t)tile * MT_TILE_ROWS,
-                   (int)(left < MT_TILE_ROWS ? left : MT_TILE_ROWS), gates);
+        const row_chunk sums = {.rest = -1, .n = c.n};
+        emit_tile(e, gate, -1, tile, &sums, gates, 0, (size_t)e->buffers[op->out].width,
+                  mt_row_f32(e, op->out, c.first) + (size_t)tile * MT_TILE_ROWS);
         return;
     }
     /* the 32 values of a row and tile are one block */

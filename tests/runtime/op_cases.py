@@ -112,7 +112,7 @@ def _identity_blocks(width: int) -> StoredTensor:
     return StoredTensor(fmt, (width, width), blocks.reshape(-1))
 
 
-def _rows(n_rows: int, out_rows: Sequence[int] | None = None) -> list[Step]:
+def one_step(n_rows: int, out_rows: Sequence[int] | None = None) -> list[Step]:
     tokens = [(7 * i + 3) % _VOCAB for i in range(n_rows)]
     return [make_step([Chunk(tokens, 0, range(N_BLOCKS))], out_rows)]
 
@@ -233,37 +233,37 @@ def _mixed_steps() -> list[Step]:
 def _cases() -> Iterable[OpCase]:
     for fmt in (*FLOAT_FORMATS, *BLOCK_FORMATS):
         width = max(FORMATS[fmt].block, 32) * 2
-        yield OpCase(f"embed-{fmt}", 32, partial(_embed, fmt, 3.5, width), _rows(5))
+        yield OpCase(f"embed-{fmt}", 32, partial(_embed, fmt, 3.5, width), one_step(5))
         for n_rows, n_out in ((1, 1), (3, 33), (17, 130)):
             op = partial(_linear, [fmt], [n_out], False, False)
-            yield OpCase(f"linear-{fmt}-{n_out}x{width}-{n_rows}rows", width, op, _rows(n_rows))
+            yield OpCase(f"linear-{fmt}-{n_out}x{width}-{n_rows}rows", width, op, one_step(n_rows))
     for width, group, weight in ((8, 0, 8), (33, 0, 33), (96, 0, 96), (96, 32, 32), (96, 48, 96)):
         for add in (False, True):
             op = partial(_norm, group, weight, add)
-            yield OpCase(f"norm-{width}-by{group}-w{weight}-add{add:d}", width, op, _rows(5))
-    yield OpCase("norm-no-weight", 640, partial(_norm, 0, 0, False), _rows(3))
-    yield OpCase("norm-quantized", 96, partial(_norm, 0, 96, False), _rows(5), show_blocks=True)
+            yield OpCase(f"norm-{width}-by{group}-w{weight}-add{add:d}", width, op, one_step(5))
+    yield OpCase("norm-no-weight", 640, partial(_norm, 0, 0, False), one_step(3))
+    yield OpCase("norm-quantized", 96, partial(_norm, 0, 96, False), one_step(5), show_blocks=True)
     for width in (32, 96, 256):
-        yield OpCase(f"quantize-{width}", width, _nothing, _rows(7), show_blocks=True)
+        yield OpCase(f"quantize-{width}", width, _nothing, one_step(7), show_blocks=True)
     yield from _linear_cases()
     for activation in Activation:
         for width in (6, 64, 130):
             op = partial(_glu, activation)
-            yield OpCase(f"glu-{activation.name}-{width}", width, op, _rows(5))
+            yield OpCase(f"glu-{activation.name}-{width}", width, op, one_step(5))
         op = partial(_glu, activation)
-        yield OpCase(f"glu-{activation.name}-quantized", 192, op, _rows(5), show_blocks=True)
+        yield OpCase(f"glu-{activation.name}-quantized", 192, op, one_step(5), show_blocks=True)
     for formats in (("F32", "F16"), ("Q4_1", "Q4_1"), ("Q5_0", "Q8_0")):
         for n_out, n_rows in ((33, 1), (64, 40)):
             for bias in (False, True):
                 op = partial(_linear_glu, formats, n_out, bias, not bias)
                 name = f"linear_glu-{'-'.join(formats)}-{n_out}-{n_rows}rows-bias{bias:d}"
-                yield OpCase(name, 96, op, _rows(n_rows))
+                yield OpCase(name, 96, op, one_step(n_rows))
     op = partial(_linear_glu, ("Q4_0", "Q4_0"), 96, False, False)
-    yield OpCase("linear_glu-quantized", 64, op, _rows(17), show_blocks=True)
+    yield OpCase("linear_glu-quantized", 64, op, one_step(17), show_blocks=True)
     yield from _precise_cases()
-    yield OpCase("add", 37, _add, _rows(5))
-    yield OpCase("take_rows", 32, _nothing, _rows(9, out_rows=[1, 4, 8]))
-    yield OpCase("take_no_rows", 32, _nothing, _rows(9, out_rows=[]))
+    yield OpCase("add", 37, _add, one_step(5))
+    yield OpCase("take_rows", 32, _nothing, one_step(9, out_rows=[1, 4, 8]))
+    yield OpCase("take_no_rows", 32, _nothing, one_step(9, out_rows=[]))
     yield from _attention_cases()
 
 
@@ -271,10 +271,14 @@ def _precise_cases() -> Iterable[OpCase]:
     """Every op that writes two planes, rows of more blocks than are rounded at a time included."""
     heads = Heads(6, 2, 32, 32, n_rot=32)
     ops: dict[str, tuple[int, Callable[[OpBuilder, int], int], list[Step]]] = {
-        "quantize": (544, _nothing, _rows(3)),
-        "norm": (544, partial(_norm, 0, 544, False), _rows(3)),
-        "glu": (2048, partial(_glu, Activation.SILU), _rows(3)),
-        "linear_glu": (96, partial(_linear_glu, ("F32", "F32"), 96, True, False), _rows(17)),
+        "quantize": (544, _nothing, one_step(3)),
+        "norm": (544, partial(_norm, 0, 544, False), one_step(3)),
+        "glu": (2048, partial(_glu, Activation.SILU), one_step(3)),
+        "linear_glu": (
+            96,
+            partial(_linear_glu, ("F32", "F32"), 96, True, False),
+            one_step(17),
+        ),
         "attention": (heads.width, partial(_attention, heads), _mixed_steps()),
     }
     for name, (width, op, steps) in ops.items():
@@ -295,7 +299,7 @@ def _linear_cases() -> Iterable[OpCase]:
             for add in (False, True):
                 op = partial(_linear, formats, rows, bias, add)
                 case = f"linear-{name}-bias{bias:d}-add{add:d}"
-                yield OpCase(case, width, op, _rows(MAX_ROWS if name == "three" else 5))
+                yield OpCase(case, width, op, one_step(MAX_ROWS if name == "three" else 5))
 
 
 def _attention_cases() -> Iterable[OpCase]:

@@ -10,11 +10,11 @@ from martlet.runtime.executors.native import NativeExecutor
 from martlet.runtime.executors.reference import ReferenceExecutor
 from martlet.runtime.models import record_plan
 from martlet.runtime.ops import KvType
-from martlet.runtime.weights import StoredWeights
+from martlet.runtime.weights import StoredTensor, StoredWeights
 from martlet.scripts.record_oracle import MODELS
 
 from .native_library import ISAS
-from .op_cases import OP_CASES, OpCase
+from .op_cases import OP_CASES, OpBuilder, OpCase, one_step
 from .tiny import BLOCK_FORMATS, run_tokens, tiny_model
 
 # A key on a rounding boundary of the int8 cache may fall to the other side.
@@ -56,6 +56,24 @@ def test_transformers_on_every_isa(name: str) -> None:
             logits = run_tokens(executor, recorded["ids"].tolist())
             executor.close()
             assert relative_error(logits, recorded["logits"]) <= ORACLE_TOLERANCE, isa
+
+
+@pytest.mark.parametrize("lane", [0, 5, 16, 31])
+def test_one_nan_among_activations_is_not_rounded_away(lane: int) -> None:
+    """The maximum of a block must not lose it: its code would be a harmless 0."""
+
+    def infinities_that_cancel(b: OpBuilder, x: int) -> int:
+        for sign in (1, -1):
+            table = np.ones((23, 64))
+            table[:, lane] = sign * 3e38
+            b.tensors[f"t{sign}"] = StoredTensor.from_floats(table)
+            b.plan.add(b.plan.embed(b.plan.weight(f"t{sign}", 23, 64), scale=10.0), to=x)
+        return x
+
+    case = OpCase("nan", 64, infinities_that_cancel, one_step(3), show_blocks=True, precise=True)
+    for isa in ISAS:
+        (out,) = case.run(NativeExecutor, isa=isa)
+        assert np.isnan(out).all(), isa
 
 
 ATTENTION_CASES = [case for case in OP_CASES if case.name.startswith("attention")]
