@@ -43,6 +43,10 @@ class SecondTier(Protocol):
 
     def has(self, digest: bytes) -> bool: ...
 
+    def has_of_others(self, content: bytes) -> bool:
+        """Whether it keeps this first block under another fingerprint."""
+        ...
+
     def restore(self, keys: list[Key], block: int, part: int) -> bool:
         """Fills the free block with the one that ends this chain; False if it is not to be had."""
         ...
@@ -183,7 +187,10 @@ class BlockPool:
         key = self._key(table, tokens, table.n_registered)
         if self._index.find(key, table.last):
             return Miss("evicted", at_token)  # from the layers with a window
-        return Miss(self._index.why_missing(key, table.last), at_token)
+        reason = self._index.why_missing(key, table.last)
+        if reason in ("new", "differs") and not at_token and self._tier:
+            reason = "fingerprint" if self._tier.has_of_others(key.content) else reason
+        return Miss(reason, at_token)
 
     def grow(self, table: BlockTable, n_tokens: int) -> bool:
         """Adds blocks until n_tokens fit; False, with nothing changed, if too few are free."""

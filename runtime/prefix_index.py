@@ -22,7 +22,7 @@ TokenIds = npt.NDArray[np.int32]
 HashBlock = Callable[[bytes, bytes], bytes]
 
 MissReason: TypeAlias = Literal[
-    "off", "bypassed", "too_short", "evicted", "salt", "collision", "differs", "new"
+    "off", "bypassed", "too_short", "evicted", "salt", "collision", "fingerprint", "differs", "new"
 ]
 MISS_REASONS: dict[MissReason, str] = {
     "off": "prefix reuse is switched off",
@@ -31,6 +31,7 @@ MISS_REASONS: dict[MissReason, str] = {
     "evicted": "the block was known and has given way to others",
     "salt": "the block is known under another salt",
     "collision": "another block with the same hash is known",
+    "fingerprint": "the folder keeps the first block of another model, cache type or build",
     "differs": "known sequences go on with other tokens here",
     "new": "no known sequence reaches beyond this place",
 }

@@ -37,6 +37,7 @@ CHECKSUM_BYTES = 16
 SUFFIX, PARTIAL_SUFFIX = ".kv", ".partial"
 QUEUE_BYTES = 64 << 20  # read from the pool and not written yet; beyond it evicted blocks are lost
 ABANDONED_S = 3600.0
+MOST_FIRST_BYTES = 1 << 16  # of a first block's tokens and salt: longer ones are not looked at
 DEFAULT_MAX_BYTES = 1 << 30
 
 
@@ -63,6 +64,7 @@ class PrefixStore:
         self._lock = threading.Lock()  # guards all below, and n_lost
         self._sizes: OrderedDict[str, int] = OrderedDict()  # kept longest ago first
         self._verified: set[str] = set()  # read or written in this life
+        self._of_others: set[bytes] = set()  # of the tokens in files of another fingerprint
         self._pending: dict[str, bytes] = {}
         self._pending_bytes = 0
         self._work: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -85,6 +87,10 @@ class PrefixStore:
         name = digest.hex()
         with self._lock:
             return name in self._pending or name in self._sizes
+
+    def has_of_others(self, tokens: bytes) -> bool:
+        """Whether files of another fingerprint were there at the start, one with these tokens."""
+        return _checksum(tokens) in self._of_others
 
     def load(self, digest: bytes, tokens: bytes) -> bytes | None:
         """The block, or None if there is none with these tokens."""
@@ -178,9 +184,19 @@ class PrefixStore:
                 stat = path.stat()
                 if path.suffix == SUFFIX:
                     found.append((stat.st_mtime_ns, path.stem, stat.st_size))
+                    self._note_if_of_others(path)
                 elif path.suffix == PARTIAL_SUFFIX and stat.st_mtime < time.time() - ABANDONED_S:
                     path.unlink()
         self._sizes.update((name, size) for _, name, size in sorted(found))
+
+    def _note_if_of_others(self, path: Path) -> None:
+        with path.open("rb") as file:
+            head = file.read(HEADER.size)
+            if len(head) < HEADER.size or not head.startswith(MAGIC):
+                return
+            _, fingerprint, n_tokens, _ = HEADER.unpack(head)
+            if fingerprint != self.fingerprint:
+                self._of_others.add(_checksum(file.read(min(n_tokens, MOST_FIRST_BYTES))))
 
     # ---- the writing thread ----------------------------------------------------------------------
 
@@ -237,6 +253,9 @@ class DiskTier:
 
     def has(self, digest: bytes) -> bool:
         return self.store.has(digest)
+
+    def has_of_others(self, content: bytes) -> bool:
+        return self.store.has_of_others(content)
 
     def restore(self, keys: list[Key], block: int, part: int) -> bool:
         """Fills a free block with the one that ends this chain; False if it is not to be had."""

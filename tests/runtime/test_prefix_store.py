@@ -15,6 +15,7 @@ from martlet.runtime.engine import Engine
 from martlet.runtime.errors import MartletError, UnsupportedError
 from martlet.runtime.prefix_index import Prefix
 from martlet.runtime.prefix_store import SUFFIX, PrefixStore
+from martlet.runtime.sampling_params import SamplingParams
 
 from .harness import Answer, ask, run_all
 from .scripted import ScriptedExecutor, ScriptedTokenizer, hashed
@@ -73,6 +74,21 @@ def test_blocks_of_another_model_are_no_hits(tmp_path: Path, other: dict[str, An
     engine.close()
     engine, _ = start(tmp_path, **other)
     assert answer_of(engine, SYSTEM).finish.n_cached == 0
+    engine.close()
+
+
+def test_blocks_of_another_model_are_the_reason_of_a_miss(tmp_path: Path) -> None:
+    engine, _ = start(tmp_path)
+    answer_of(engine, SYSTEM)
+    engine.close()
+    (tmp_path / "torn.kv").write_bytes(b"MTKV0001")
+    engine, _ = start(tmp_path, b"other model")
+    misses = []
+    for prompt in (SYSTEM, [7] * 40, SYSTEM[:40], [251] * 40):
+        request = engine.submit(prompt, SamplingParams(max_tokens=1), lambda event: None)
+        run_all(engine)
+        misses.append(request.miss)
+    assert misses == [("fingerprint", 0), ("differs", 0), None, ("differs", 0)]
     engine.close()
 
 
