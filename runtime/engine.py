@@ -19,10 +19,11 @@ from typing import Protocol, cast
 import numpy as np
 
 from .admission import check_terms, checked_prompt, most_tokens
+from .block_table import BlockTable
 from .errors import MartletError, ModelError
 from .events import Event, FinishReason, TokenEvent
 from .executors import Executor
-from .kv_blocks import BlockPool, BlockTable
+from .kv_blocks import BlockPool
 from .mailbox import Mailbox
 from .pace import Pace
 from .prefix_store import DiskTier, PrefixStore, SavingExecutor

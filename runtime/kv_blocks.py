@@ -26,9 +26,8 @@ A prefix is of use only up to a place whose window still has all its parts.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Protocol
 
+from .block_table import BlockTable, SecondTier
 from .errors import ModelError
 from .free_list import FreeList
 from .prefix_index import HashBlock, Key, Miss, Prefix, PrefixIndex, TokenIds, blake2b_chain
@@ -36,46 +35,6 @@ from .window_parts import WindowParts
 
 Frontier = tuple[Prefix | None, bytes]
 """The block a sequence needs next: the known prefix before it, and its content."""
-
-
-class SecondTier(Protocol):
-    """Keeps what the pool gives up, and may give it back."""
-
-    def has(self, digest: bytes) -> bool: ...
-
-    def has_of_others(self, content: bytes) -> bool:
-        """Whether it keeps this first block under another fingerprint."""
-        ...
-
-    def restore(self, keys: list[Key], block: int, part: int) -> bool:
-        """Fills the free block with the one that ends this chain; False if it is not to be had."""
-        ...
-
-    def keep(self, prefix: Prefix, part: int) -> None:
-        """Copies the prefix's block, which is still intact; without its part it was kept before.
-
-        part: its block in windowed layers.
-        """
-        ...
-
-    def keep_all(self, prefixes: list[tuple[Prefix, int]]) -> None: ...
-
-
-@dataclass
-class BlockTable:
-    """The blocks of one sequence in order of position. Only BlockPool writes it."""
-
-    salt: bytes = b""
-    """Sequences of different salt never share blocks (tenants, adapters)."""
-    blocks: list[int] = field(default_factory=list)
-    n_registered: int = 0
-    """Leading blocks that are known to the prefix index."""
-    last: Prefix | None = None
-    """The prefix that ends with block n_registered - 1."""
-    window: range = range(0)
-    """Places whose parts in windowed layers it needs (window_parts.py)."""
-    keys: list[Key] = field(default_factory=list)
-    """Of the sequence's full blocks, as far as they were asked for; tokens never change."""
 
 
 class BlockPool:

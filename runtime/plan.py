@@ -1,46 +1,29 @@
-"""Records a model once as a flat list of ops over buffers in one arena.
+"""A model as a flat list of ops over buffers in one arena.
 
-Owns: the builder that architectures talk to, and the printed form that the golden tests compare.
-Knows nothing of weights' bytes or of how an op is computed; folding and placement are
-plan_passes.py.
+Owns: the plan, its records for C, and the printed form that the golden tests compare. Must not
+know: weights' bytes, how an op is computed, how it is recorded (plan_builder.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
 import numpy as np
 
-from .errors import ModelError
 from .ops import (
     BUFFER_DTYPE,
     FLAG_ACCUMULATE,
     KV_LAYER_DTYPE,
     OP_DTYPE,
     OPS,
-    Q8_BLOCK,
-    Activation,
     BufferKind,
     KvType,
     OpKind,
-    RopeStyle,
     RowKind,
     q8_row_bytes,
 )
-from .plan_passes import fold_glu, fold_quantize, place_buffers
 
 FLOAT_FORMATS = ("F32", "F16", "BF16")
-_MAX_SEGMENTS = 3  # weights that one linear op can stack
-
-
-class WeightShapes(Protocol):
-    """What recording needs to know of the weights: their shapes and formats, never their values."""
-
-    def shape(self, name: str) -> tuple[int, ...] | None: ...
-
-    def format_name(self, name: str) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -193,214 +176,3 @@ class Plan:
         writes = ", ".join(f"{b.name}:{kinds[b.kind]}[{b.width}]" for b in outs)
         args = ", ".join(reads + attributes)
         return f"{writes} {sign} {op.kind.name.lower()}({args})"
-
-
-@dataclass
-class PlanBuilder:
-    """Records ops. Buffers are ids into `buffers`; weights are named as in the GGUF file."""
-
-    weights: WeightShapes
-    max_rows: int
-    float_activations: bool = False  # block formats take float rows too: slower, no rounding
-    ops: list[Op] = field(default_factory=list)
-    buffers: list[Buffer] = field(default_factory=list)
-    tensors: list[PlanTensor] = field(default_factory=list)
-    kv_layers: list[KvLayer] = field(default_factory=list)
-    _tensor_ids: dict[str, int] = field(default_factory=dict)
-    _quantized: dict[int, Op] = field(default_factory=dict)  # f32 buffer -> what made its q8 twin
-
-    # -- names ------------------------------------------------------------------------------
-
-    def weight(self, name: str, *shape: int) -> int:
-        """The id of a weight that must exist with this shape, else ModelError."""
-        found = self.weights.shape(name)
-        if found is None:
-            raise ModelError(f"tensor {name!r} is missing from the file; fetch it again")
-        if found != shape:
-            raise ModelError(f"tensor {name!r} has shape {found}, expected {shape}")
-        if name not in self._tensor_ids:
-            self._tensor_ids[name] = len(self.tensors)
-            self.tensors.append(PlanTensor(name, shape, self.weights.format_name(name)))
-        return self._tensor_ids[name]
-
-    def optional(self, name: str, *shape: int) -> int:
-        """As weight(), but -1 where the file has no such tensor."""
-        return self.weight(name, *shape) if self.weights.shape(name) is not None else -1
-
-    def table(self, name: str, values: np.ndarray) -> int:
-        """The id of a float64 vector computed at load."""
-        if name not in self._tensor_ids:
-            self._tensor_ids[name] = len(self.tensors)
-            self.tensors.append(PlanTensor(name, values.shape, "F64", values.astype(np.float64)))
-        return self._tensor_ids[name]
-
-    def new_kv_layer(self, kv_heads: int, head_dim: int, value_dim: int) -> int:
-        self.kv_layers.append(KvLayer(kv_heads, head_dim, value_dim))
-        return len(self.kv_layers) - 1
-
-    def _buffer(
-        self, name: str, width: int, kind: BufferKind = BufferKind.F32, rows: RowKind = RowKind.ALL
-    ) -> int:
-        n_same = sum(b.name.split(".")[0] == name for b in self.buffers)
-        self.buffers.append(Buffer(f"{name}.{n_same}" if n_same else name, kind, rows, width))
-        return len(self.buffers) - 1
-
-    def _record(self, op: Op) -> int:
-        self.ops.append(op)
-        self._quantized.pop(op.out, None)  # its contents changed
-        return op.out
-
-    # -- ops --------------------------------------------------------------------------------
-
-    def embed(self, table: int, scale: float = 1.0) -> int:
-        out = self._buffer("x", self.tensors[table].shape[1])
-        return self._record(Op(OpKind.EMBED, out, weights=(table,), floats=(scale,)))
-
-    def norm(self, x: int, weight: int, eps: float, *, group: int = 0, add_to: int = -1) -> int:
-        """RMS norm of x per `group` values (0: the whole row); into a new buffer, or added."""
-        width = self.buffers[x].width
-        out = add_to if add_to >= 0 else self._buffer("norm", width, rows=self.buffers[x].rows)
-        return self._record(
-            Op(
-                OpKind.NORM,
-                out,
-                inputs=(x,),
-                weights=(weight,),
-                ints=(group or width,),
-                floats=(eps,),
-                accumulate=add_to >= 0,
-            )
-        )
-
-    def quantize(self, x: int, *, precise: bool = False) -> tuple[int, int]:
-        """x in one plane or two; the second is -1 where nobody asked for it. Made once, and kept
-        until x changes."""
-        if x not in self._quantized:
-            self._quantized[x] = op = Op(OpKind.QUANTIZE, self._plane(x, "q8"), inputs=(x,))
-            self._record(op)
-        op = self._quantized[x]
-        if precise and op.out_rest < 0:
-            op.out_rest = self._plane(x, "rest")
-        return op.out, op.out_rest if precise else -1
-
-    def _plane(self, x: int, suffix: str) -> int:
-        source = self.buffers[x]
-        if source.width % Q8_BLOCK:
-            raise ModelError(
-                f"rows of {source.width} values cannot be quantized in blocks of {Q8_BLOCK}; "
-                "convert the model with F16 weights"
-            )
-        name = f"{source.name.split('.')[0]}_{suffix}"
-        return self._buffer(name, source.width, BufferKind.Q8, source.rows)
-
-    def linear(
-        self,
-        x: int,
-        weights: Sequence[int],
-        *,
-        biases: Sequence[int] = (),
-        add_to: int = -1,
-        name: str = "linear",
-        logits: bool = False,
-        precise: bool = False,
-    ) -> int:
-        """Stacked products x @ w.T (+ b); x is quantized where the weights are in blocks.
-
-        Neighbouring weights of one kind become one op, so mixed files record one op per run.
-        precise: x is held in two Q8 planes, the second for what the first left, 15 bits in all.
-        """
-        widths = [self.tensors[w].shape[0] for w in weights]
-        rows = self.buffers[x].rows
-        out = add_to if add_to >= 0 else self._buffer(name, sum(widths), rows=rows)
-        self.buffers[out].is_logits = logits
-        biases = list(biases) or [-1] * len(weights)
-        col, start = 0, 0
-        while start < len(weights):
-            is_float = self._takes_floats(weights[start])
-            stop = start + 1
-            while (
-                stop < min(len(weights), start + _MAX_SEGMENTS)
-                and self._takes_floats(weights[stop]) == is_float
-            ):
-                stop += 1
-            pad = [-1] * (_MAX_SEGMENTS - (stop - start))
-            planes = (x, -1) if is_float else self.quantize(x, precise=precise)
-            self._record(
-                Op(
-                    OpKind.LINEAR,
-                    out,
-                    inputs=planes,
-                    weights=tuple([*weights[start:stop], *pad, *biases[start:stop], *pad]),
-                    ints=(col,),
-                    accumulate=add_to >= 0,
-                )
-            )
-            col += sum(widths[start:stop])
-            start = stop
-        return out
-
-    def _takes_floats(self, weight: int) -> bool:
-        return self.float_activations or self.tensors[weight].format in FLOAT_FORMATS
-
-    def rope_table(self, inv_freq: np.ndarray, name: str, factor: float = 1.0) -> int:
-        """cos and sin of every row's position, shared by all layers that use these frequencies."""
-        table = self.table(name, inv_freq)
-        out = self._buffer("trig", 2 * len(inv_freq))
-        return self._record(Op(OpKind.ROPE_TABLE, out, weights=(table,), floats=(factor,)))
-
-    def rope_kv(
-        self,
-        qkv: int,
-        trig: int,
-        *,
-        kv_layer: int,
-        heads: int,
-        style: RopeStyle,
-        q_norm: int = -1,
-        k_norm: int = -1,
-        eps: float = 0.0,
-    ) -> int:
-        kv = self.kv_layers[kv_layer]
-        n_rot = self.buffers[trig].width if trig >= 0 else 0
-        ints = (heads, kv.kv_heads, kv.head_dim, kv.value_dim, n_rot, int(style), kv_layer)
-        return self._record(
-            Op(OpKind.ROPE_KV, qkv, (qkv, trig), (q_norm, k_norm), ints=ints, floats=(eps,))
-        )
-
-    def attention(
-        self, qkv: int, *, kv_layer: int, heads: int, scale: float, window: int = 0
-    ) -> int:
-        kv = self.kv_layers[kv_layer]
-        out = self._buffer("attention", heads * kv.value_dim)
-        ints = (heads, kv.kv_heads, kv.head_dim, kv.value_dim, kv_layer, window)
-        return self._record(Op(OpKind.ATTENTION, out, (qkv,), ints=ints, floats=(scale,)))
-
-    def glu(self, gate_up: int, activation: Activation) -> int:
-        out = self._buffer("glu", self.buffers[gate_up].width // 2)
-        return self._record(Op(OpKind.GLU, out, (gate_up,), ints=(int(activation),)))
-
-    def add(self, x: int, *, to: int) -> int:
-        return self._record(Op(OpKind.ADD, to, (x,), accumulate=True))
-
-    def take_rows(self, x: int) -> int:
-        out = self._buffer("out_rows", self.buffers[x].width, rows=RowKind.OUT)
-        return self._record(Op(OpKind.TAKE_ROWS, out, (x,)))
-
-    # -- finish -----------------------------------------------------------------------------
-
-    def finish(self) -> Plan:
-        logits = next((b for b in self.buffers if b.is_logits), None)
-        if logits is None:
-            raise ModelError("the recording has no logits buffer")
-        fold_glu(self.ops, self.tensors)
-        fold_quantize(self.ops)
-        arena_bytes = place_buffers(self.ops, self.buffers, self.max_rows)
-        return Plan(
-            self.ops,
-            self.buffers,
-            self.tensors,
-            self.kv_layers,
-            self.max_rows,
-            logits.width,
-            arena_bytes,
-        )

@@ -20,8 +20,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from .block_table import BlockTable
 from .events import NS_PER_MS, Event, FinishEvent, FinishReason, Timings, Trace
-from .kv_blocks import BlockTable
 from .prefix_index import Miss
 from .sampling_params import SamplingParams
 from .service import Place, Service

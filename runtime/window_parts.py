@@ -15,15 +15,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from .block_table import BlockTable
 from .errors import ModelError
-
-if TYPE_CHECKING:
-    from .kv_blocks import BlockTable
 
 NONE = -1
 

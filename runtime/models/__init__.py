@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from ..config import ModelConfig
 from ..errors import UnsupportedError
-from ..plan import Plan, PlanBuilder
+from ..plan import Plan
+from ..plan_builder import PlanBuilder
 from ..weights import WeightSource
 from . import gemma, llama, qwen
 from .blocks import ROPE_DIVISORS, Recording

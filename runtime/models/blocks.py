@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from ..config import ModelConfig
 from ..errors import ModelError
 from ..ops import Activation, RopeStyle
-from ..plan import PlanBuilder
+from ..plan_builder import PlanBuilder
 from ..rope import Rope
 from ..weights import WeightSource
 

@@ -19,7 +19,8 @@ import numpy as np
 from martlet.quant.formats import FORMATS
 from martlet.runtime.executors import Executor
 from martlet.runtime.ops import Activation, RopeStyle
-from martlet.runtime.plan import Plan, PlanBuilder
+from martlet.runtime.plan import Plan
+from martlet.runtime.plan_builder import PlanBuilder
 from martlet.runtime.step import Step
 from martlet.runtime.weights import StoredTensor, StoredWeights
 

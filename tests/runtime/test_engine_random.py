@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from martlet.runtime.kv_blocks import BlockTable
+from martlet.runtime.block_table import BlockTable
 from martlet.runtime.sampling import SamplingParams, sample
 from martlet.runtime.service import Service
 from martlet.runtime.step import Step

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from martlet.runtime.block_table import BlockTable
 from martlet.runtime.free_list import FreeList
-from martlet.runtime.kv_blocks import BlockPool, BlockTable
+from martlet.runtime.kv_blocks import BlockPool
 
 BLOCK = 4
 

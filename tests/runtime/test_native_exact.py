@@ -13,7 +13,7 @@ import pytest
 from martlet.quant.formats import FORMATS, dequantize
 from martlet.quant.random_blocks import SCALES
 from martlet.runtime.executors.native import NativeExecutor
-from martlet.runtime.plan import PlanBuilder
+from martlet.runtime.plan_builder import PlanBuilder
 from martlet.runtime.weights import StoredTensor, StoredWeights
 
 from .native_library import ISAS

@@ -21,7 +21,8 @@ from martlet.runtime.ops import (
     BufferKind,
     OpKind,
 )
-from martlet.runtime.plan import Plan, PlanBuilder
+from martlet.runtime.plan import Plan
+from martlet.runtime.plan_builder import PlanBuilder
 from martlet.runtime.weights import StoredTensor, StoredWeights
 
 from .tiny import TinyDims, TinyModel, tiny_model

@@ -18,7 +18,7 @@ from martlet.runtime.executors.reference import (
 )
 from martlet.runtime.models import record_plan
 from martlet.runtime.ops import Activation, KvType, RopeStyle
-from martlet.runtime.plan import PlanBuilder
+from martlet.runtime.plan_builder import PlanBuilder
 from martlet.runtime.weights import StoredTensor, StoredWeights
 
 from .op_cases import OP_CASES, OpCase

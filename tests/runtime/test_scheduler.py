@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from martlet.runtime.kv_blocks import BlockPool, BlockTable
+from martlet.runtime.block_table import BlockTable
+from martlet.runtime.kv_blocks import BlockPool
 from martlet.runtime.request import Request, Scheduled, State
 from martlet.runtime.sampling import SamplingParams
 from martlet.runtime.scheduler import Scheduler

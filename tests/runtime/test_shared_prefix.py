@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from martlet.runtime.kv_blocks import BlockPool, BlockTable
+from martlet.runtime.block_table import BlockTable
+from martlet.runtime.kv_blocks import BlockPool
 from martlet.runtime.prefix_index import MISS_REASONS
 from martlet.runtime.sampling import SamplingParams
 

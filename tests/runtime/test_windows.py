@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from martlet.runtime.block_table import BlockTable
 from martlet.runtime.errors import MartletError, ModelError
-from martlet.runtime.kv_blocks import BlockPool, BlockTable
+from martlet.runtime.kv_blocks import BlockPool
 from martlet.runtime.prefix_store import PrefixStore
 from martlet.runtime.sampling_params import SamplingParams
 from martlet.runtime.window_parts import WindowParts, window_blocks
