@@ -13,6 +13,7 @@ import logging
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
@@ -108,6 +109,8 @@ class Engine:
         self._executor = executor
         self._tokenizer = tokenizer
         self._counts = Counts()
+        self._outbox: deque[tuple[Request, Event]] = deque()
+        self._holds_events = False
         self._thread: threading.Thread | None = None
 
     # ---- from any thread -------------------------------------------------------------------------
@@ -234,14 +237,19 @@ class Engine:
             return True
         self._counts.count_step(granted)
         self.scheduler.commit(granted)
-        for request, row in zip(drawing, logits, strict=True):
-            if request.state is State.FINISHED:  # an owner has closed the engine from its event
-                continue
-            try:
-                self._advance(request, row[: self._tokenizer.vocab_size])
-            except Exception as error:
-                self._fail(request, error)
+        self._draw(drawing, logits)
         return True
+
+    def _draw(self, drawing: Sequence[Request], logits: Logits) -> None:
+        self._holds_events = True
+        try:
+            for request, row in zip(drawing, logits, strict=True):
+                try:
+                    self._advance(request, row[: self._tokenizer.vocab_size])
+                except Exception as error:
+                    self._fail(request, error)
+        finally:
+            self._deliver()
 
     def _run(self, granted: Sequence[Scheduled]) -> Logits:
         for _, src, dst, window in self.scheduler.copies:
@@ -310,7 +318,7 @@ class Engine:
             request.first_token_ns = now_ns
         request.append(token_id)
         self._counts.decoded += 1
-        request.on_event(TokenEvent(request.n_output - 1, token_id, text, logprob, now_ns))
+        self._tell(request, TokenEvent(request.n_output - 1, token_id, text, logprob, now_ns))
         if is_end or request.text.stopped:
             self._finish(request, "stop", end_ns=now_ns)
         elif request.is_full:
@@ -334,8 +342,27 @@ class Engine:
         self.scheduler.remove(request)
         self._mailbox.forget(request)
         self._counts.finished[reason] += 1
-        event = request.ending(reason, time.monotonic_ns() if end_ns is None else end_ns, error)
-        try:
-            request.on_event(event)
-        except Exception as owner_error:  # its owner's mistake must not end other requests
-            log.error("on_event of request %s failed", request.id, exc_info=owner_error)
+        self._tell(
+            request,
+            request.ending(reason, time.monotonic_ns() if end_ns is None else end_ns, error),
+        )
+
+    def _tell(self, request: Request, event: Event) -> None:
+        """While tokens are drawn, events wait for the last of them: an owner's thread that wakes up
+        earlier takes the interpreter from the draws, and the machine from the next step."""
+        self._outbox.append((request, event))
+        if not self._holds_events:
+            self._deliver()
+
+    def _deliver(self) -> None:
+        self._holds_events = True  # an owner may cause more events, which come after these
+        while self._outbox:
+            request, event = self._outbox.popleft()
+            try:
+                request.on_event(event)
+            except Exception as error:  # its owner's mistake must not end other requests
+                if request.state is State.FINISHED:
+                    log.error("on_event of request %s failed", request.id, exc_info=error)
+                else:
+                    self._fail(request, error)
+        self._holds_events = False

@@ -7,8 +7,7 @@ client left. Must not know: HTTP shapes, text, metrics beyond the one observer i
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections import deque
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -78,6 +77,35 @@ class EngineStalled(Exception):
     """The engine shows no movement at all."""
 
 
+class Courier:
+    """Takes events to event loops, all that are ready at once in one trip: waking a loop costs a
+    system call, during which the engine thread may lose the interpreter to it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bags: dict[asyncio.AbstractEventLoop, list[tuple[Job, Arrival]]] = {}
+
+    def send(self, job: Job, arrival: Arrival) -> None:
+        """From any thread."""
+        with self._lock:
+            bag = self._bags.setdefault(job.loop, [])
+            bag.append((job, arrival))
+            if len(bag) > 1:
+                return
+        try:
+            job.loop.call_soon_threadsafe(self._hand_over, job.loop)
+        except RuntimeError:  # a loop that closed meanwhile has nobody left to tell
+            self._take(job.loop)
+
+    def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
+        for job, arrival in self._take(loop):
+            job.arrive(arrival)
+
+    def _take(self, loop: asyncio.AbstractEventLoop) -> list[tuple[Job, Arrival]]:
+        with self._lock:
+            return self._bags.pop(loop, [])
+
+
 class Job:
     """The engine requests of one HTTP request. Whoever makes one calls `cancel` in the end."""
 
@@ -86,13 +114,15 @@ class Job:
         engine: EngineLike,
         job_id: str,
         observe: Callable[[int, Event], None] = lambda index, event: None,
+        courier: Courier | None = None,
     ) -> None:
         self.job_id = job_id
+        self.loop = asyncio.get_running_loop()
         self._engine = engine
         self._observe = observe
-        self._loop = asyncio.get_running_loop()
-        self._arrivals: deque[Arrival] = deque()
-        self._arrived = asyncio.Event()
+        self._courier = courier or Courier()
+        self._arrivals: list[Arrival] = []
+        self._waiter: asyncio.Future[bool] | None = None
         self._unfinished: dict[int, str] = {}
 
     def submit(self, asks: Sequence[Ask]) -> None:
@@ -125,12 +155,19 @@ class Job:
         """Until something has arrived; False when the time was up before."""
         if self._arrivals:
             return True
-        self._arrived.clear()
+        # Leaner than wait_for around an Event: this is done once per token.
+        self._waiter = self.loop.create_future()
+        timer = None if timeout_s is None else self.loop.call_later(timeout_s, self._wake, False)
         try:
-            await asyncio.wait_for(self._arrived.wait(), timeout_s)
-        except (asyncio.TimeoutError, TimeoutError):  # two classes before Python 3.11
-            return False
-        return True
+            return await self._waiter
+        finally:
+            self._waiter = None
+            if timer:
+                timer.cancel()
+
+    def _wake(self, has_arrived: bool) -> None:
+        if self._waiter and not self._waiter.done():
+            self._waiter.set_result(has_arrived)
 
     @property
     def first_event(self) -> Event | None:
@@ -157,19 +194,18 @@ class Job:
                 yield []
 
     def _take(self) -> list[Arrival]:
-        batch = list(self._arrivals)
-        self._arrivals.clear()
+        batch, self._arrivals = self._arrivals, []
         return batch
 
     def _from_engine(self, index: int, event: Event) -> None:
-        # A loop that closed while the engine was running has nobody left to tell.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._arrive, index, event)
+        self._courier.send(self, Arrival(index, event))
 
-    def _arrive(self, index: int, event: Event) -> None:
+    def arrive(self, arrival: Arrival) -> None:
+        """For the courier, in the job's own loop."""
+        index, event = arrival.index, arrival.event
         if isinstance(event, FinishEvent):
             self._unfinished.pop(index, None)
         # Also after a cancellation: how a request ended counts even when nobody reads it.
         self._observe(index, event)
-        self._arrivals.append(Arrival(index, event))
-        self._arrived.set()
+        self._arrivals.append(arrival)
+        self._wake(True)

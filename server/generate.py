@@ -10,7 +10,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from ..runtime.errors import QueueFull
 from ..runtime.tokenizer import Tokenizer
 from .answer import Choice
-from .bridge import Ask, EngineLike, Job
+from .bridge import Ask, Courier, EngineLike, Job
 from .chat import ChatTemplate
 from .errors import ApiError, refused
 from .metrics import Metrics
@@ -56,6 +56,7 @@ class Service:
     fingerprint: str
     options: ServerOptions
     metrics: Metrics
+    courier: Courier = field(default_factory=Courier)
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ async def generate(service: Service, route: Route, request: Request) -> Response
     is_stream = prepared.request.stream
     reply_id = route.shape.id_prefix + uuid.uuid4().hex
     reply = make_reply(service, route, prepared, reply_id)
-    job = Job(service.engine, reply_id, service.metrics.watch(is_stream))
+    job = Job(service.engine, reply_id, service.metrics.watch(is_stream), service.courier)
     headers = ignored_header(prepared.ignored)
     try:
         submit(job, prepared.asks)

@@ -11,13 +11,13 @@ start is an object with `error`, then the stream ends.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from ..runtime.events import FinishEvent, TokenEvent
+from ..runtime.events import Event, FinishEvent, TokenEvent
 from ..runtime.tokenizer import Tokenizer
 from .answer import Choice, best, slowest, timings, usage
-from .bridge import Arrival, EngineStalled, Job, Patience
+from .bridge import EngineStalled, Job, Patience
 from .errors import ApiError, fault, late
 from .logprobs import LogprobWriter
 from .schema import MAX_CHOICES
@@ -29,6 +29,12 @@ DONE = "data: [DONE]\n\n"
 
 def sse(value: Json) -> str:
     return f"data: {json.dumps(value, ensure_ascii=True, separators=(',', ':'))}\n\n"
+
+
+def frame(value: Json) -> tuple[str, str]:
+    """The event before and after its only empty string, to put other strings in its place."""
+    before, _, after = sse(value).rpartition('""')
+    return before, after
 
 
 @dataclass(frozen=True)
@@ -94,8 +100,8 @@ async def stream(job: Job, reply: Reply, patience: Patience) -> AsyncIterator[st
             if not batch:
                 yield PING
                 continue
-            yield "".join(line for arrival in batch for line in _lines(writers, arrival))
-            failed = next((c for c in reply.choices if c.failure), None)
+            yield "".join([_text(writers[arrival.index], arrival.event) for arrival in batch])
+            failed = next((c for c in reply.choices if c.finish and c.failure), None)
             if failed:
                 yield sse(unfinished(failed).body())
                 return
@@ -109,13 +115,11 @@ async def stream(job: Job, reply: Reply, patience: Patience) -> AsyncIterator[st
     yield DONE
 
 
-def _lines(writers: list[ChoiceWriter], arrival: Arrival) -> Iterator[str]:
-    writer = writers[arrival.index]
-    writer.choice.add(arrival.event)
-    if isinstance(arrival.event, TokenEvent):
-        yield from writer.token(arrival.event)
-    elif not writer.choice.failure:
-        yield from writer.end(arrival.event)
+def _text(writer: ChoiceWriter, event: Event) -> str:
+    writer.choice.add(event)
+    if isinstance(event, TokenEvent):
+        return writer.token(event)
+    return "" if writer.choice.failure else writer.end(event)
 
 
 def _chunk(reply: Reply, content: Json) -> Json:
@@ -136,34 +140,43 @@ class ChoiceWriter:
     def __post_init__(self) -> None:
         if self.reply.has_logprobs:
             self.logprobs = self.reply.shape.logprob_writer(self.reply.tokenizer)
+        # What is the same in every chunk of text is written once.
+        self._frame = frame(self._chunk(self.reply.shape.piece(""), None))
 
-    def token(self, event: TokenEvent) -> Iterator[str]:
+    def token(self, event: TokenEvent) -> str:
         # The opening comes with the first token, so that any first chunk marks its time.
-        yield from self._open()
-        self.held.append(event)
-        if event.text:
-            yield self._entry(self.reply.shape.piece(event.text))
+        opening = "" if self.is_open else self._open()
+        if self.logprobs:
+            self.held.append(event)
+        return opening + self._piece(event.text)
 
-    def end(self, event: FinishEvent) -> Iterator[str]:
-        yield from self._open()
-        if event.text:
-            yield self._entry(self.reply.shape.piece(event.text))
-        yield self._entry(self.reply.shape.closing, event)
+    def end(self, event: FinishEvent) -> str:
+        opening = "" if self.is_open else self._open()
+        text = self._piece(event.text)  # before the closing: held logprobs go with the text
+        return opening + text + self._entry(self.reply.shape.closing, event)
 
-    def _open(self) -> Iterator[str]:
-        if self.is_open:
-            return
+    def _open(self) -> str:
         self.is_open = True
-        if self.reply.shape.opening:
-            yield self._entry(self.reply.shape.opening)
-        if self.reply.echoes[self.choice.index]:
-            yield self._entry(self.reply.shape.piece(self.reply.echoes[self.choice.index]))
+        opening = self.reply.shape.opening
+        text = self._entry(opening) if opening else ""
+        return text + self._piece(self.reply.echoes[self.choice.index])
+
+    def _piece(self, text: str) -> str:
+        if not text:
+            return ""
+        if self.logprobs or self.reply.continuous_usage:
+            return self._entry(self.reply.shape.piece(text))
+        before, after = self._frame
+        return before + json.dumps(text) + after
 
     def _entry(self, content: Json, end: FinishEvent | None = None) -> str:
         logprobs = None
         if self.logprobs and self.held:
             logprobs = self.logprobs.write(self.held)
         self.held.clear()
+        return sse(self._chunk(content, logprobs, end))
+
+    def _chunk(self, content: Json, logprobs: Json | None, end: FinishEvent | None = None) -> Json:
         entry = choice_entry(self.choice.index, content, logprobs, end.reason if end else None)
         extras: Json = {}
         if end:
@@ -171,4 +184,4 @@ class ChoiceWriter:
             extras["timings"] = timings(end)
         if self.reply.continuous_usage:
             extras["usage"] = usage(self.reply.choices)
-        return sse(_chunk(self.reply, {"choices": [entry], **extras}))
+        return _chunk(self.reply, {"choices": [entry], **extras})

@@ -264,3 +264,34 @@ def test_token_events_come_one_per_token_in_order() -> None:
     assert [e.text for e in answer.tokens] == ["h", "", "é", "l", "l", "o", ""]
     assert all(isinstance(e, TokenEvent) for e in answer.tokens)
     assert [e.time_ns for e in answer.tokens] == sorted(e.time_ns for e in answer.tokens)
+
+
+# ---- telling owners ------------------------------------------------------------------------------
+
+
+def test_owners_hear_of_a_step_once_all_its_tokens_are_drawn() -> None:
+    engine, _ = engine_of()
+    n_drawn: list[int] = []
+
+    def note(event: Event) -> None:
+        n_drawn.append(engine.stats().tokens_decoded)
+
+    for i in range(3):
+        engine.submit([i], SamplingParams(temperature=0, max_tokens=1), note)
+    run_all(engine)
+    assert n_drawn == [3] * 6, "each has a token event and its end"
+
+
+def test_closing_from_an_event_keeps_the_order_of_everybodys_events() -> None:
+    engine, _ = engine_of(eog_ids=())
+    first = Answer()
+
+    def close(event: Event) -> None:
+        first(event)
+        engine.close()
+
+    engine.submit(PROMPT, SamplingParams(temperature=0), close)
+    second = ask(engine, PROMPT[1:])  # asserts that nothing follows its end
+    engine.step()
+    assert [len(first.ids), len(second.ids)] == [1, 1]
+    assert (first.finish.reason, second.finish.reason) == ("cancelled", "cancelled")
