@@ -1,5 +1,6 @@
 /* Ordered list of kernel tables, best last. A row is offered only where the CPU has the
  * instructions and the operating system saves the registers they use. */
+#define _GNU_SOURCE /* syscall */
 #include "cpu.h"
 
 #include "martlet.h"
@@ -14,6 +15,10 @@ static int always(void) { return 1; }
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 /* XCR0: the register sets that the operating system saves on a context switch. */
 static unsigned saved_registers(void) {
@@ -44,14 +49,26 @@ static int has_avx512(void) {
     if (!has_avx2() || (saved_registers() & 0xe6) != 0xe6 || !leaf7(0, &b, &c, &a)) return 0;
     return (b >> 16 & 1) && (b >> 17 & 1) && (b >> 30 & 1) && (b >> 31 & 1) && (c >> 11 & 1);
 }
+/* Sapphire Rapids and later. Linux keeps the tiles from a process until it asks for them. */
+static int has_amx(void) {
+    unsigned a, b, c, d;
+    const unsigned tiles = 3u << 17;
+    if (!has_avx512() || (saved_registers() & tiles) != tiles) return 0;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 24 & 1) || !(d >> 25 & 1)) return 0;
+#if defined(__linux__)
+    enum { ARCH_REQ_XCOMP_PERM = 0x1023, TILE_DATA = 18 };
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0;
+#else
+    return 0;
+#endif
+}
 #endif
 
 static const isa_row isas[] = {
     {"scalar", &mt_kernels_scalar, always},
 #if defined(__x86_64__)
-    {"avx2", &mt_kernels_avx2, has_avx2},
-    {"avxvnni", &mt_kernels_avxvnni, has_avxvnni},
-    {"avx512", &mt_kernels_avx512, has_avx512},
+    {"avx2", &mt_kernels_avx2, has_avx2},       {"avxvnni", &mt_kernels_avxvnni, has_avxvnni},
+    {"avx512", &mt_kernels_avx512, has_avx512}, {"amx", &mt_kernels_amx, has_amx},
 #endif
 };
 enum { N_ISAS = sizeof isas / sizeof isas[0] };

@@ -132,8 +132,10 @@ typedef struct mt_q8_block {
 } mt_q8_block;
 _Static_assert(sizeof(mt_q8_block) == 64, "an activation block is one cache line");
 
+/* An odd number of cache lines: rows a power of two apart would fight for the same few of the
+ * first-level cache. */
 static inline size_t mt_q8_row_bytes(int64_t width) {
-    return (size_t)width / MT_BLOCK * sizeof(mt_q8_block);
+    return ((size_t)width / MT_BLOCK | 1) * sizeof(mt_q8_block);
 }
 
 #endif

@@ -13,6 +13,12 @@
 
 #include "kernels.h"
 #include "kernels_matmul.h"
+#if defined(__AMX_INT8__)
+#include "kernels_amx.h"
+#define MM_Q8 mm_q8_amx
+#else
+#define MM_Q8 mm_q8
+#endif
 #include "kernels_rows.h"
 #include "kernels_attention.h"
 
@@ -21,7 +27,7 @@
 
 const mt_kernels MT_TABLE_NAME(MT_ISA) = {
     .unpack = unpack,
-    .mm_q8 = mm_q8,
+    .mm_q8 = MM_Q8,
     .mm_direct = mm_direct,
     .direct_cols = MM_COLS,
     .unpack_float = unpack_float,

@@ -103,6 +103,7 @@ extern const mt_kernels mt_kernels_scalar;
 extern const mt_kernels mt_kernels_avx2;
 extern const mt_kernels mt_kernels_avxvnni;
 extern const mt_kernels mt_kernels_avx512;
+extern const mt_kernels mt_kernels_amx;
 #endif
 
 #endif

@@ -57,6 +57,7 @@ static const struct {
     {"avx2", &mt_limit_loops_avx2},
     {"avxvnni", &mt_limit_loops_avxvnni},
     {"avx512", &mt_limit_loops_avx512},
+    {"amx", &mt_limit_loops_amx},
 #endif
 };
 

@@ -19,6 +19,7 @@ extern const mt_limit_loops mt_limit_loops_scalar;
 extern const mt_limit_loops mt_limit_loops_avx2;
 extern const mt_limit_loops mt_limit_loops_avxvnni;
 extern const mt_limit_loops mt_limit_loops_avx512;
+extern const mt_limit_loops mt_limit_loops_amx;
 #endif
 
 #endif

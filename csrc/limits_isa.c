@@ -21,6 +21,39 @@ enum { N_INT8 = 1, N_F32 = 1, FENCE_EACH = 1 };
 
 #define FENCE(p) __asm__ volatile("" : "+r"(p))
 
+#if defined(__AMX_INT8__)
+static int64_t multiply_int8(int n_rounds, const int32_t *operands, int32_t *sink) {
+    enum { TILE_PRODUCTS = 16 * 16 * 64 };
+    _Alignas(64) int32_t sums[16];
+    struct {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t row_bytes[16];
+        uint8_t rows[16];
+    } config = {.palette = 1};
+    for (int i = 0; i < 6; i++) {
+        config.row_bytes[i] = 64;
+        config.rows[i] = 16;
+    }
+    __asm__ volatile("" : : "r"(&config) : "memory"); /* see kernels_amx.h */
+    _tile_loadconfig(&config);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    _tile_loadd(4, operands, 0); /* every row the same */
+    _tile_loadd(5, operands + 16, 0);
+    for (int r = 0; r < n_rounds; r++) {
+        _tile_dpbsud(0, 4, 5);
+        _tile_dpbsud(1, 4, 5);
+        _tile_dpbsud(2, 4, 5);
+        _tile_dpbsud(3, 4, 5);
+    }
+    _tile_stored(0, sums, 0);
+    _tile_release();
+    *sink = sums[0];
+    return (int64_t)n_rounds * 4 * TILE_PRODUCTS;
+}
+#else
 static int64_t multiply_int8(int n_rounds, const int32_t *operands, int32_t *sink) {
     const int8_t *x = (const int8_t *)operands;
     const vb codes = vb_load((const uint8_t *)operands);
@@ -41,6 +74,7 @@ static int64_t multiply_int8(int n_rounds, const int32_t *operands, int32_t *sin
     *sink = sum;
     return (int64_t)n_rounds * N_INT8 * 64;
 }
+#endif
 
 static int64_t multiply_f32(int n_rounds, const float *operands, float *sink) {
     const float *x = operands;

@@ -118,6 +118,7 @@ static inline void vf_store_pairs(float *p, vf a, vf b) {
 
 static inline vi vi_set1(int32_t x) { return _mm512_set1_epi32(x); }
 static inline vi vi_load(const int32_t *p) { return _mm512_loadu_si512(p); }
+static inline vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
 static inline void vi_store_i8(int8_t *p, vi a) {
     _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(a));
 }

@@ -187,5 +187,8 @@ OPS: dict[OpKind, OpSpec] = {
 
 
 def q8_row_bytes(width: int) -> int:
-    """Bytes of one Q8 row in the native arena: a 64-byte record (mt_q8_block) per 32 values."""
-    return width // Q8_BLOCK * 64
+    """Bytes from one Q8 row to the next: a 64-byte record (mt_q8_block) per 32 values.
+
+    An odd number of records: rows a power of two apart would fight for the same cache lines.
+    """
+    return (width // Q8_BLOCK | 1) * 64
