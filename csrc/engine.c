@@ -141,7 +141,8 @@ static size_t scratch_layout(mt_engine *e, mt_scratch *s, uint8_t *base) {
                  {(void **)&s->mins, MT_K_BLOCKS * 64 * sizeof(float)},
                  {(void **)&s->acc, MT_COL_CHUNK * MT_TILE_ROWS * sizeof(float)},
                  {(void **)&s->row, widest * sizeof(float)},
-                 {(void **)&s->attn, mt_attn_scratch((int32_t)head_dim) * sizeof(float)},
+                 {(void **)&s->attn, MT_ATTN_SCRATCH * sizeof(float)},
+                 {(void **)&s->q, MT_ATTN_MAX_ROWS * head_dim * sizeof(float)},
                  {(void **)&s->part, per_row},
                  {(void **)&s->total, per_row}};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
@@ -152,15 +153,16 @@ static size_t scratch_layout(mt_engine *e, mt_scratch *s, uint8_t *base) {
 }
 
 static void attention_shape(mt_engine *e) {
-    int group = 1;
+    e->max_group = 1;
+    e->min_kv_heads = INT32_MAX;
     for (int32_t i = 0; i < e->plan.n_ops; i++) {
         const mt_op *op = &e->ops[i];
         if (op->kind != MT_OP_ATTENTION) continue;
         if (op->i[0] > e->max_heads) e->max_heads = op->i[0];
-        if (op->i[0] / op->i[1] > group) group = op->i[0] / op->i[1];
+        if (op->i[0] / op->i[1] > e->max_group) e->max_group = op->i[0] / op->i[1];
+        if (op->i[1] < e->min_kv_heads) e->min_kv_heads = op->i[1];
         if (e->kv[op->i[4]].shape.is_windowed && op->i[5] > e->window) e->window = op->i[5];
     }
-    e->tile_rows = MT_TILE_VECTORS / group > 1 ? MT_TILE_VECTORS / group : 1;
     e->max_splits = (int32_t)(((int64_t)e->n_blocks * e->block_tokens + MT_SPLIT - 1) / MT_SPLIT);
     e->split_rows = e->plan.max_rows < MT_SPLIT_ROWS ? e->plan.max_rows : MT_SPLIT_ROWS;
 }
@@ -318,7 +320,17 @@ int32_t mt_engine_write_block(mt_engine *e, mt_block block, const uint8_t *in, c
 
 /* -- one step ---------------------------------------------------------------------------------- */
 
+/* Rows of one attention item: the more, the fewer times keys and values are made floats; but enough
+ * items that no thread waits long for another. */
+static int32_t tile_rows(const mt_engine *e, const mt_step *step) {
+    const int32_t most = MT_ATTN_MAX_ROWS / e->max_group, least = MT_TILE_VECTORS / e->max_group;
+    const int32_t fair = (int32_t)((int64_t)step->n_rows * e->min_kv_heads / (6 * e->n_threads));
+    const int32_t rows = fair > most ? most : fair < least ? least : fair;
+    return rows > 1 ? rows : 1;
+}
+
 static void lay_out_rows(mt_engine *e, const mt_step *step) {
+    const int32_t tile = tile_rows(e, step);
     e->n_tiles = 0;
     int32_t longest = 0;
     for (int32_t r = 0; r < step->n_rows; r++)
@@ -327,7 +339,7 @@ static void lay_out_rows(mt_engine *e, const mt_step *step) {
     for (int32_t seq = 0; seq < step->n_seqs; seq++)
         for (int32_t r = step->seq_start[seq]; r < step->seq_start[seq + 1];) {
             const int32_t left = step->seq_start[seq + 1] - r;
-            const int32_t n = left < e->tile_rows ? left : e->tile_rows;
+            const int32_t n = left < tile ? left : tile;
             e->tiles[e->n_tiles++] = (mt_row_tile){seq, r, n};
             for (int32_t end = r + n; r < end; r++) e->row_seq[r] = seq;
         }

@@ -10,14 +10,15 @@
 #include "threads.h"
 
 enum {
-    MT_K_BLOCKS = 16,     /* blocks of 32 columns unpacked at a time: 16 KB of codes */
-    MT_K_FLOATS = 128,    /* columns of float weights widened at a time */
-    MT_COL_CHUNK = 252,   /* activation rows of one work item: 42 passes of 6 */
-    MT_GLU_CHUNK = 512,   /* values of one work item of an activation */
-    MT_TILE_VECTORS = 24, /* query vectors that one attention item aims at */
-    MT_SPLIT_ROWS = 16,   /* rows of a step up to which attention is split over positions */
-    MT_PHASES = 2,        /* an op does its work items in one phase, or in two */
-    MT_SPIN_US = 20       /* a thread without work spins this long for the others, then sleeps */
+    MT_K_BLOCKS = 16,   /* blocks of 32 columns unpacked at a time: 16 KB of codes */
+    MT_K_FLOATS = 128,  /* columns of float weights widened at a time */
+    MT_COL_CHUNK = 252, /* activation rows of one work item: 42 passes of 6 */
+    MT_GLU_CHUNK = 512, /* values of one work item of an activation */
+    MT_TILE_VECTORS =
+        24,             /* query vectors of an attention item, at least, where there are so many */
+    MT_SPLIT_ROWS = 16, /* rows of a step up to which attention is split over positions */
+    MT_PHASES = 2,      /* an op does its work items in one phase, or in two */
+    MT_SPIN_US = 20     /* a thread without work spins this long for the others, then sleeps */
 };
 
 typedef struct mt_weight {
@@ -46,7 +47,8 @@ typedef struct mt_scratch {
     float *scales, *mins; /* (MT_K_BLOCKS, 2, 32) */
     float *acc;           /* (MT_COL_CHUNK, 32) */
     float *row;           /* (widest buffer) */
-    float *attn;          /* mt_attn_scratch floats */
+    float *attn;          /* MT_ATTN_SCRATCH floats */
+    float *q;             /* (MT_ATTN_MAX_ROWS, head_dim) query vectors of an item */
     float *part, *total;  /* (MT_ATTN_MAX_ROWS, v_stride) */
 } mt_scratch;
 
@@ -74,13 +76,14 @@ struct mt_engine {
     int32_t block_tokens, n_blocks, n_window_blocks, kv_type, isa, n_threads;
     int32_t window; /* positions that a row sees in windowed layers at most; 0: there are none */
     int32_t max_v_stride, max_heads;
-    int64_t n_tokens; /* rows of the embedding table */
+    int32_t max_group, min_kv_heads; /* of attention ops: query heads of a kv head */
+    int64_t n_tokens;                /* rows of the embedding table */
 
     /* the step being run */
     const mt_step *step;
     int32_t *row_seq;   /* (max_rows) */
     mt_row_tile *tiles; /* (max_rows) */
-    int32_t n_tiles, tile_rows;
+    int32_t n_tiles;
     int32_t split_rows; /* rows up to which attention may be split */
     float *partials;    /* (split_rows * heads, splits, v_stride + 2) */
     int32_t max_splits;

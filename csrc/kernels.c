@@ -20,6 +20,7 @@
 #define MM_Q8 mm_q8
 #endif
 #include "kernels_rows.h"
+#include "kernels_attention_tile.h"
 #include "kernels_attention.h"
 
 #define MT_TABLE_NAME2(isa) mt_kernels_##isa

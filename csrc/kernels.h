@@ -6,7 +6,13 @@
 #include "formats.h"
 
 enum { MT_DIRECT_COLS = 6 }; /* of the widest tile */
-enum { MT_SPLIT = 256 };     /* positions of one attention split, aligned at absolute multiples */
+
+enum {
+    MT_SPLIT = 256,        /* positions of one attention split, aligned at absolute multiples */
+    MT_ATTN_MAX_ROWS = 96, /* query vectors that attend_split takes at once */
+    MT_ATTN_BLOCK = 64,    /* positions and dimensions made floats at a time: 16 KB, of an L1 */
+    MT_ATTN_SCRATCH = MT_ATTN_MAX_ROWS * MT_SPLIT + MT_ATTN_BLOCK * MT_ATTN_BLOCK
+};
 
 static inline size_t mt_kv_width(int type) {
     return type == MT_KV_F16 ? 2 : type == MT_KV_F32 ? 4 : 1;
@@ -32,13 +38,12 @@ typedef struct mt_kv_view {
 
 /* Query vectors that read the same keys: rows x head group. */
 typedef struct mt_attn_rows {
-    int32_t n;          /* query vectors, at most MT_ATTN_MAX_ROWS */
-    const float *q[64]; /* (head_dim) each */
-    int32_t begin[64];  /* visible positions [begin, end) of each */
-    int32_t end[64];
+    int32_t n;      /* query vectors, at most MT_ATTN_MAX_ROWS */
+    const float *q; /* (n, head_dim) */
     float scale;
+    int32_t begin[MT_ATTN_MAX_ROWS]; /* visible positions [begin, end) of each */
+    int32_t end[MT_ATTN_MAX_ROWS];
 } mt_attn_rows;
-enum { MT_ATTN_MAX_ROWS = 64 };
 
 typedef struct mt_kernels {
     /* Codes of `n_blocks` blocks from block `b` of a tile, as u8 [block][column group][half][64],
@@ -84,19 +89,15 @@ typedef struct mt_kernels {
 
     /* One split of positions: for each query vector r the maximum m[r], the sum l[r] of
      * exp(score - m) and the weighted values o[r][v_stride]; l = 0 where nothing is visible.
-     * `scratch` holds mt_attn_scratch floats. */
+     * `scratch` holds MT_ATTN_SCRATCH floats. */
     void (*attend_split)(const mt_kv_view *kv, const mt_attn_rows *rows, int32_t split, float *m,
                          float *l, float *o, float *scratch);
-    /* Folds the partial (m, l, o) into the running (big_m, big_l, big_o). */
-    void (*attend_merge)(float m, float l, const float *o, int n, float *big_m, float *big_l,
-                         float *big_o);
+    /* Folds the partials (m, l, o) of n_rows query vectors into the running (big_m, big_l, big_o);
+     * `stride` values, a multiple of 16, belong to each. */
+    void (*attend_merge)(int n_rows, const float *m, const float *l, const float *o, int stride,
+                         float *big_m, float *big_l, float *big_o);
     void (*attend_finish)(const float *o, float l, int n, float *out);
 } mt_kernels;
-
-/* Floats of scratch that attend_split needs: scores, and two groups of keys widened. */
-static inline size_t mt_attn_scratch(int32_t head_dim) {
-    return (size_t)MT_ATTN_MAX_ROWS * MT_SPLIT + (size_t)head_dim * 32;
-}
 
 extern const mt_kernels mt_kernels_scalar;
 #if defined(__x86_64__) || defined(_M_X64)

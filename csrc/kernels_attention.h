@@ -2,263 +2,264 @@
  *
  * A row's arithmetic depends on its own visible range alone: scores are sums over head_dim in
  * ascending order, one lane a position; maxima and sums reduce over 16-lane groups in order;
- * values are added position by position. Rows of a tile only share the loads. */
+ * values are added position by position. A position that a row does not see weighs exactly 0, and
+ * adding 0 * value changes no sum: so a tile of rows may skip what none of them sees, and compute
+ * what only some of them see. */
 
-enum { ATTN_AHEAD = 4096 }; /* bytes: hardware prefetch ends at every page */
-
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
-/* Shapes of the value tile, (rows, vectors of a value): few rows take long pieces of a value, many
- * rows share the conversion of a short one. */
-#if MM_COLS == 6
-enum { FEW_ROWS = 6, FEW_DVECS = 4, MANY_ROWS = 12, MANY_DVECS = 2 };
-#else
-enum { FEW_ROWS = ATTN_ROWS, FEW_DVECS = 2, MANY_ROWS = ATTN_ROWS, MANY_DVECS = 2 };
-#endif
-
-/* 16 keys or values as floats; the integers of Q8_0 are still to be multiplied by their scale. */
-ALWAYS_INLINE vf load_kv(const uint8_t *p, int type, size_t at) {
-    if (type == MT_KV_F16) return vf_load_f16((const uint16_t *)(const void *)p + at);
-    if (type == MT_KV_F32) return vf_load((const float *)(const void *)p + at);
-    return vf_load_i8(p + at);
-}
-
-static inline const uint8_t *kv_block(const mt_kv_view *kv, int32_t position) {
-    return kv->base + (size_t)kv->blocks[position / kv->block_tokens] * kv->block_bytes;
-}
-
-/* The keys of 16 positions, [head_dim][16], and for Q8_0 their scales, [head_dim / 32][16]. */
+/* The split as `n` rows see it; positions are absolute. */
 typedef struct {
-    const uint8_t *keys;
-    const uint16_t *scales;
-} key_group;
+    const mt_kv_view *kv;
+    const mt_attn_rows *rows;
+    int32_t start;                                          /* of the split */
+    int32_t begin[MT_ATTN_MAX_ROWS], end[MT_ATTN_MAX_ROWS]; /* empty: begin >= end */
+    float *scores;                                          /* [row][MT_SPLIT], then weights */
+    float *wide;                                            /* [MT_ATTN_BLOCK][MT_ATTN_BLOCK] */
+} split_view;
 
-static inline key_group key_group_at(const mt_kv_view *kv, int32_t position) {
-    const uint8_t *block = kv_block(kv, position);
-    const size_t group = (size_t)(position % kv->block_tokens) / 16;
-    const size_t group_bytes = (size_t)kv->head_dim * 16 * mt_kv_width(kv->type);
-    const uint16_t *scales = (const uint16_t *)(const void *)(block + kv->k_scales_bytes);
-    return (key_group){block + group * group_bytes,
-                       scales + group * (size_t)mt_kv_scales(kv->head_dim) * 16};
-}
+typedef struct {
+    int32_t low, high; /* positions that any row sees, empty: low >= high */
+} seen;
 
-/* Dimension d of the group. q * scale is exact in float, so early or late is the same. */
-ALWAYS_INLINE vf load_keys(key_group group, int type, int d) {
-    const vf k = load_kv(group.keys, type, (size_t)d * 16);
-    return type == MT_KV_Q8_0 ? vf_mul(k, vf_load_f16(group.scales + d / 32 * 16)) : k;
-}
-
-/* Scores of `n` query vectors against `groups` groups of 16 keys. */
-ALWAYS_INLINE void score_tile(int n, int groups, int type, const key_group *keys, int head_dim,
-                              const float *const *q, vf scale, float *const *out) {
-    vf sum[ATTN_ROWS][2];
-    for (int r = 0; r < n; r++)
-        for (int g = 0; g < groups; g++) sum[r][g] = vf_set1(0.0f);
-    for (int d = 0; d < head_dim; d++) {
-        vf k[2];
-        for (int g = 0; g < groups; g++) {
-            k[g] = load_keys(keys[g], type, d);
-            if (type == MT_KV_F16) __builtin_prefetch(keys[g].keys + d * 32 + ATTN_AHEAD, 0, 2);
-        }
-        UNROLL(6)
-        for (int r = 0; r < n; r++)
-            for (int g = 0; g < groups; g++) sum[r][g] = vf_fma(k[g], vf_set1(q[r][d]), sum[r][g]);
+static seen seen_by(const split_view *s, int first, int n) {
+    seen all = {INT32_MAX, 0};
+    for (int r = first; r < first + n; r++) {
+        if (s->begin[r] >= s->end[r]) continue;
+        if (s->begin[r] < all.low) all.low = s->begin[r];
+        if (s->end[r] > all.high) all.high = s->end[r];
     }
-    for (int r = 0; r < n; r++)
-        for (int g = 0; g < groups; g++) vf_store(out[r] + g * 16, vf_mul(sum[r][g], scale));
+    return all;
 }
 
-#if ATTN_ROWS == 6
-#define SCORE_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6)
-#elif ATTN_ROWS == 3
-#define SCORE_ROWS(X) X(1) X(2) X(3)
-#else
-#define SCORE_ROWS(X) X(1) X(2)
-#endif
-#define SCORE_CASE(n)                                                                              \
-    case n:                                                                                        \
-        if (groups == 2)                                                                           \
-            score_tile(n, 2, type, keys, head_dim, q, scale, out);                                 \
-        else                                                                                       \
-            score_tile(n, 1, type, keys, head_dim, q, scale, out);                                 \
-        break;
-#define SCORE_FUNCTION(name, kv_type)                                                              \
-    static void name(int n, int groups, const key_group *keys, int head_dim,                       \
-                     const float *const *q, vf scale, float *const *out) {                         \
-        enum { type = kv_type };                                                                   \
-        switch (n) { SCORE_ROWS(SCORE_CASE) }                                                      \
-    }
-SCORE_FUNCTION(score_f16, MT_KV_F16)
-SCORE_FUNCTION(score_f32, MT_KV_F32)
-SCORE_FUNCTION(score_q8_0, MT_KV_Q8_0)
+static inline int32_t at_most(int32_t a, int32_t b) { return a < b ? a : b; }
+static inline int32_t at_least(int32_t a, int32_t b) { return a > b ? a : b; }
+static inline int32_t down16(int32_t a) { return a / 16 * 16; }
+static inline int32_t up16(int32_t a) { return (a + 15) / 16 * 16; }
 
-/* The group as floats, in memory: worth it where many rows read it. */
-static key_group widen(key_group group, int type, int head_dim, float *wide) {
-    for (int d = 0; d < head_dim; d++)
-        vf_store(wide + (size_t)d * 16, type == MT_KV_F16 ? load_keys(group, MT_KV_F16, d)
-                                                          : load_keys(group, MT_KV_Q8_0, d));
-    return (key_group){(const uint8_t *)wide, NULL};
-}
+/* -- few rows: keys and values are read as they lie in the cache ------------------------------- */
 
-/* Scores of all rows for the groups at [first, stop), into scores[r][position - split start]. */
-static void score_range(const mt_kv_view *kv, const mt_attn_rows *rows, int32_t start,
-                        int32_t first, int32_t stop, float *scores, float *widened) {
-    const vf scale = vf_set1(rows->scale);
-    const int widens = kv->type != MT_KV_F32 && rows->n > ATTN_ROWS;
-    const int type = widens ? MT_KV_F32 : kv->type;
-    const size_t group_values = (size_t)kv->head_dim * 16;
-    for (int32_t at = first, groups; at < stop; at += 16 * groups) {
-        groups = at + 16 < stop ? 2 : 1;
-        key_group keys[2];
-        for (int g = 0; g < groups; g++) {
-            keys[g] = key_group_at(kv, at + 16 * g);
-            if (widens)
-                keys[g] =
-                    widen(keys[g], kv->type, kv->head_dim, widened + (size_t)g * group_values);
+/* Meanwhile the keys of 64 positions on are fetched, at the end the first values. */
+static void direct_scores(const split_view *s, seen all) {
+    const mt_kv_view *kv = s->kv;
+    const int32_t first = down16(all.low), stop = up16(all.high);
+    attn_tile t = {.a = s->rows->q,
+                   .a_stride = (size_t)kv->head_dim,
+                   .w_stride = 16,
+                   .count = kv->head_dim,
+                   .is_first = 1,
+                   .out_stride = MT_SPLIT};
+    for (int32_t at = first, vecs; at < stop; at += 16 * vecs) {
+        vecs = tile_vecs((stop - at) / 16);
+        for (int v = 0; v < vecs; v++) {
+            const int32_t position = at + 16 * v, next = position + MT_ATTN_BLOCK;
+            t.w[v] = keys_at(kv, position);
+            t.scales[v] = key_scales_at(kv, position);
+            t.ahead[v] = next < stop ? keys_at(kv, next)
+                                     : values_at(kv, at_most(first + next - stop, stop - 16));
         }
-        for (int r = 0; r < rows->n; r += ATTN_ROWS) {
-            const int n = rows->n - r < ATTN_ROWS ? rows->n - r : ATTN_ROWS;
-            float *out[ATTN_ROWS];
-            for (int i = 0; i < n; i++) out[i] = scores + (size_t)(r + i) * MT_SPLIT + (at - start);
-            if (type == MT_KV_F16)
-                score_f16(n, groups, keys, kv->head_dim, rows->q + r, scale, out);
-            else if (type == MT_KV_F32)
-                score_f32(n, groups, keys, kv->head_dim, rows->q + r, scale, out);
-            else
-                score_q8_0(n, groups, keys, kv->head_dim, rows->q + r, scale, out);
+        t.out = s->scores + (at - s->start);
+        cache_tiles[kv->type](s->rows->n, vecs, &t);
+    }
+}
+
+static void direct_values(const split_view *s, seen all, float *o) {
+    const mt_kv_view *kv = s->kv;
+    attn_tile t = {.a_stride = MT_SPLIT,
+                   .w_stride = (size_t)kv->v_stride,
+                   .scale_stride = (size_t)mt_kv_scales(kv->value_dim),
+                   .out_stride = (size_t)kv->v_stride};
+    const int kind = kv->type == MT_KV_Q8_0 ? TILE_Q8_VALUES : kv->type;
+    for (int32_t at = all.low, run; at < all.high; at += run) { /* runs within a block */
+        run = at_most(kv->block_tokens - at % kv->block_tokens, all.high - at);
+        const uint8_t *values = values_at(kv, at);
+        const uint8_t *ahead = values_at(kv, at_most(at + MT_ATTN_BLOCK, down16(all.high - 1)));
+        const uint16_t *scales = value_scales_at(kv, at);
+        t.a = s->scores + (at - s->start);
+        t.count = run;
+        t.is_first = at == all.low;
+        for (int d = 0, vecs; d < kv->v_stride; d += 16 * vecs) {
+            vecs = tile_vecs((kv->v_stride - d) / 16);
+            for (int v = 0; v < vecs; v++) {
+                const size_t from = (size_t)(d + 16 * v) * mt_kv_width(kv->type);
+                t.w[v] = values + from;
+                t.ahead[v] = ahead + from;
+                t.scales[v] = scales + (d + 16 * v) / 32;
+            }
+            t.out = o + d;
+            cache_tiles[kind](s->rows->n, vecs, &t);
         }
     }
 }
 
-/* Turns the scores of one row into weights; those outside [begin, end) become 0. */
-static void softmax_row(float *s, int32_t n, int32_t begin, int32_t end, float *m, float *l) {
-    for (int32_t t = 0; t < begin; t++) s[t] = -INFINITY;
-    for (int32_t t = end; t < n; t++) s[t] = -INFINITY;
-    vf top = vf_set1(-INFINITY), sum = vf_set1(0.0f);
-    for (int32_t t = 0; t < n; t += 16) top = vf_max(vf_load(s + t), top);
-    *m = vf_hmax(top);
-    for (int32_t t = 0; t < n; t += 16) {
-        const vf p = vf_exp(vf_sub(vf_load(s + t), vf_set1(*m)));
+/* -- many rows: a block of keys or values is made floats once, for all of them ----------------- */
+
+static void wide_scores(const split_view *s, seen all) {
+    const mt_kv_view *kv = s->kv;
+    const int n_rows = s->rows->n, dim = kv->head_dim;
+    const int32_t stop = up16(all.high);
+    for (int32_t at = down16(all.low); at < stop; at += MT_ATTN_BLOCK)
+        for (int d = 0; d < dim; d += MT_ATTN_BLOCK) {
+            const int32_t end = at_most(at + MT_ATTN_BLOCK, stop);
+            const int count = at_most(dim - d, MT_ATTN_BLOCK);
+            widen_keys(kv, at, stop, (end - at) / 16, d, count, s->wide);
+            for (int r = 0; r < n_rows; r += ATTN_ROWS) {
+                const int n = at_most(n_rows - r, ATTN_ROWS);
+                const seen mine = seen_by(s, r, n);
+                const int32_t from = at_least(down16(mine.low), at);
+                const int32_t to = at_most(up16(mine.high), end);
+                attn_tile t = {.a = s->rows->q + (size_t)r * (size_t)dim + d,
+                               .a_stride = (size_t)dim,
+                               .count = count,
+                               .is_first = d == 0,
+                               .out = s->scores + (size_t)r * MT_SPLIT + (from - s->start),
+                               .out_stride = MT_SPLIT};
+                if (from < to) wide_tiles(&t, n, s->wide + (from - at), (to - from) / 16);
+            }
+        }
+}
+
+static void wide_values(const split_view *s, seen all, float *o) {
+    const mt_kv_view *kv = s->kv;
+    const int n_rows = s->rows->n, dim = kv->v_stride;
+    for (int32_t at = all.low; at < all.high; at += MT_ATTN_BLOCK)
+        for (int d = 0; d < dim; d += MT_ATTN_BLOCK) {
+            const int32_t end = at_most(at + MT_ATTN_BLOCK, all.high);
+            const int vecs = at_most(dim - d, MT_ATTN_BLOCK) / 16;
+            widen_values(kv, at, end, all.high - 1, d, vecs, s->wide);
+            for (int r = 0; r < n_rows; r += ATTN_ROWS) {
+                const int n = at_most(n_rows - r, ATTN_ROWS);
+                const seen mine = seen_by(s, r, n);
+                const int32_t from = at_least(mine.low, at), to = at_most(mine.high, end);
+                attn_tile t = {.a = s->scores + (size_t)r * MT_SPLIT + (from - s->start),
+                               .a_stride = MT_SPLIT,
+                               .count = to - from,
+                               .is_first = from == mine.low,
+                               .out = o + (size_t)r * (size_t)dim + d,
+                               .out_stride = (size_t)dim};
+                if (from < to) wide_tiles(&t, n, s->wide + (from - at) * MT_ATTN_BLOCK, vecs);
+            }
+        }
+}
+
+/* -- weights ----------------------------------------------------------------------------------- */
+
+/* vf_exp without its upper limit: scores less their maximum are not above 0. */
+static inline vf exp_below(vf x) {
+    const vf low = vf_set1(-87.0f);
+    const vf a = vf_max(x, low);
+    const vi n = vf_round_i32(vf_mul(a, vf_set1(1.44269504f)));
+    const vf nf = vf_from_i32(n);
+    vf r = vf_fma(nf, vf_set1(-0.693145752f), a);
+    r = vf_fma(nf, vf_set1(-1.42860677e-6f), r);
+    vf p = vf_set1(1.0f / 5040);
+    p = vf_fma(p, r, vf_set1(1.0f / 720));
+    p = vf_fma(p, r, vf_set1(1.0f / 120));
+    p = vf_fma(p, r, vf_set1(1.0f / 24));
+    p = vf_fma(p, r, vf_set1(1.0f / 6));
+    p = vf_fma(p, r, vf_set1(0.5f));
+    p = vf_fma(p, r, vf_set1(1.0f));
+    p = vf_fma(p, r, vf_set1(1.0f));
+    return vf_select_lt(x, low, vf_set1(0.0f), vf_scale2(p, n));
+}
+
+/* Scales the scores of a row that sees [begin, end), counted from s, and returns their maximum;
+ * what it does not see of its first and last 16 becomes -infinity. */
+static inline float scale_row(float *s, int32_t begin, int32_t end, vf scale) {
+    static const float lanes[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const vf never = vf_set1(-INFINITY), lane = vf_load(lanes);
+    vf top = never;
+    for (int32_t t = down16(begin); t < end; t += 16) {
+        vf x = vf_mul(vf_load(s + t), scale);
+        if (t < begin) x = vf_select_lt(lane, vf_set1((float)(begin - t)), never, x);
+        if (t + 16 > end) x = vf_select_lt(lane, vf_set1((float)(end - t)), x, never);
+        vf_store(s + t, x);
+        top = vf_max(x, top);
+    }
+    return vf_hmax(top);
+}
+
+/* exp(score - most) of [first, stop), and their sum. */
+static inline float weigh_row(float *s, int32_t first, int32_t stop, vf most) {
+    vf sum = vf_set1(0.0f);
+    for (int32_t t = first; t < stop; t += 16) {
+        const vf p = exp_below(vf_sub(vf_load(s + t), most));
         vf_store(s + t, p);
         sum = vf_add(sum, p);
     }
-    *l = vf_hsum(sum);
+    return vf_hsum(sum);
 }
 
-/* o[r][16 dvecs from d] = sum over positions of p[r] * value, for n rows. */
-ALWAYS_INLINE void value_tile(int n, int dvecs, int type, const mt_kv_view *kv, int32_t start,
-                              int32_t first, int32_t stop, int d, const float *p, float *o) {
-    vf sum[MANY_ROWS][FEW_DVECS];
-    for (int r = 0; r < n; r++)
-        for (int j = 0; j < dvecs; j++) sum[r][j] = vf_set1(0.0f);
-    const size_t stride = (size_t)kv->v_stride * mt_kv_width(type);
-    const size_t n_scales = (size_t)mt_kv_scales(kv->value_dim);
-    int32_t at = first;
-    while (at < stop) { /* runs of positions inside one block */
-        const int32_t in_block = at % kv->block_tokens;
-        int32_t run = at - in_block + kv->block_tokens;
-        if (run > stop) run = stop;
-        const uint8_t *block = kv_block(kv, at);
-        const uint8_t *v = block + kv->v_offset_bytes + (size_t)in_block * stride;
-        const uint16_t *scales = (const uint16_t *)(const void *)(block + kv->v_scales_bytes) +
-                                 (size_t)in_block * n_scales;
-        for (; at < run; at++, v += stride, scales += n_scales) {
-            vf value[FEW_DVECS];
-            for (int j = 0; j < dvecs; j++) {
-                value[j] = load_kv(v, type, (size_t)(d + 16 * j));
-                if (type == MT_KV_Q8_0)
-                    value[j] = vf_mul(value[j], vf_set1(f16_to_f32(scales[(d + 16 * j) / 32])));
-            }
-            if (type == MT_KV_F16) __builtin_prefetch(v + 2 * d + ATTN_AHEAD, 0, 2);
-            UNROLL(12)
-            for (int r = 0; r < n; r++) {
-                const vf weight = vf_set1(p[(size_t)r * MT_SPLIT + (size_t)(at - start)]);
-                for (int j = 0; j < dvecs; j++) sum[r][j] = vf_fma(value[j], weight, sum[r][j]);
-            }
-        }
-    }
-    for (int r = 0; r < n; r++)
-        for (int j = 0; j < dvecs; j++) vf_store(o + r * kv->v_stride + d + 16 * j, sum[r][j]);
-}
-
-#define VALUE_CASE(n)                                                                              \
-    case n:                                                                                        \
-        if (dvecs == FEW_DVECS)                                                                    \
-            value_tile(n, FEW_DVECS, type, kv, start, first, stop, d, p, o);                       \
-        else                                                                                       \
-            value_tile(n, 1, type, kv, start, first, stop, d, p, o);                               \
-        break;
-#define VALUE_FUNCTION(name, kv_type)                                                              \
-    static void name(int n, int dvecs, const mt_kv_view *kv, int32_t start, int32_t first,         \
-                     int32_t stop, int d, const float *p, float *o) {                              \
-        enum { type = kv_type };                                                                   \
-        if (n == MANY_ROWS && dvecs == MANY_DVECS) {                                               \
-            value_tile(MANY_ROWS, MANY_DVECS, type, kv, start, first, stop, d, p, o);              \
-            return;                                                                                \
-        }                                                                                          \
-        switch (n) { SCORE_ROWS(VALUE_CASE) }                                                      \
-    }
-VALUE_FUNCTION(value_f16, MT_KV_F16)
-VALUE_FUNCTION(value_f32, MT_KV_F32)
-VALUE_FUNCTION(value_q8_0, MT_KV_Q8_0)
-
-/* o[r] = sum of the weighted values of positions [low, high), for all rows. */
-static void value_range(const mt_kv_view *kv, int n_rows, int32_t start, int32_t low, int32_t high,
-                        const float *scores, float *o) {
-    const int pieces = kv->v_stride / 16;
-    for (int r = 0, n; r < n_rows; r += n) {
-        const int is_many = n_rows - r >= MANY_ROWS && pieces % MANY_DVECS == 0;
-        n = is_many ? MANY_ROWS : n_rows - r < FEW_ROWS ? n_rows - r : FEW_ROWS;
-        const float *p = scores + (size_t)r * MT_SPLIT;
-        float *out = o + (size_t)r * (size_t)kv->v_stride;
-        for (int piece = 0, dvecs; piece < pieces; piece += dvecs) {
-            dvecs = is_many ? MANY_DVECS : pieces - piece >= FEW_DVECS ? FEW_DVECS : 1;
-            if (kv->type == MT_KV_F16)
-                value_f16(n, dvecs, kv, start, low, high, piece * 16, p, out);
-            else if (kv->type == MT_KV_F32)
-                value_f32(n, dvecs, kv, start, low, high, piece * 16, p, out);
-            else
-                value_q8_0(n, dvecs, kv, start, low, high, piece * 16, p, out);
-        }
+/* Scores become weights for the rows of one tile; 0 where a row does not see what others see. Row
+ * after row in two passes: the end of one row's chain of sums then hides behind the next row. */
+static void weigh_tile(const split_view *s, int first, int n, float *m, float *l) {
+    const seen tile = seen_by(s, first, n);
+    if (tile.low >= tile.high) return;
+    const vf scale = vf_set1(s->rows->scale);
+    for (int r = first; r < first + n; r++)
+        if (s->begin[r] < s->end[r])
+            m[r] = scale_row(s->scores + (size_t)r * MT_SPLIT, s->begin[r] - s->start,
+                             s->end[r] - s->start, scale);
+    const int32_t low = down16(tile.low) - s->start, high = up16(tile.high) - s->start;
+    for (int r = first; r < first + n; r++) {
+        float *row = s->scores + (size_t)r * MT_SPLIT;
+        const int is_seen = s->begin[r] < s->end[r];
+        const int32_t from = is_seen ? down16(s->begin[r]) - s->start : high;
+        const int32_t to = is_seen ? up16(s->end[r]) - s->start : high;
+        if (is_seen) l[r] = weigh_row(row, from, to, vf_set1(m[r]));
+        for (int32_t t = low; t < from; t += 16) vf_store(row + t, vf_set1(0.0f));
+        for (int32_t t = to; t < high; t += 16) vf_store(row + t, vf_set1(0.0f));
     }
 }
 
 static void attend_split(const mt_kv_view *kv, const mt_attn_rows *rows, int32_t split, float *m,
                          float *l, float *o, float *scratch) {
-    const int32_t start = split * MT_SPLIT;
-    int32_t begin[MT_ATTN_MAX_ROWS], end[MT_ATTN_MAX_ROWS], low = INT32_MAX, high = 0;
+    split_view s = {.kv = kv,
+                    .rows = rows,
+                    .start = split * MT_SPLIT,
+                    .scores = scratch,
+                    .wide = scratch + (size_t)MT_ATTN_MAX_ROWS * MT_SPLIT};
     for (int r = 0; r < rows->n; r++) {
-        begin[r] = rows->begin[r] > start ? rows->begin[r] : start;
-        end[r] = rows->end[r] < start + MT_SPLIT ? rows->end[r] : start + MT_SPLIT;
-        if (begin[r] >= end[r]) continue;
-        if (begin[r] < low) low = begin[r];
-        if (end[r] > high) high = end[r];
+        s.begin[r] = at_least(rows->begin[r], s.start);
+        s.end[r] = at_most(rows->end[r], s.start + MT_SPLIT);
+        m[r] = -INFINITY;
+        l[r] = 0.0f;
     }
-    for (int r = 0; r < rows->n; r++) l[r] = 0.0f;
-    if (low >= high) return;
-    const int32_t first = low / 16 * 16, stop = (high + 15) / 16 * 16;
-    float *scores = scratch, *widened = scratch + (size_t)MT_ATTN_MAX_ROWS * MT_SPLIT;
-    score_range(kv, rows, start, first, stop, scores, widened);
-    for (int r = 0; r < rows->n; r++) {
-        float *s = scores + (size_t)r * MT_SPLIT + (first - start);
-        if (begin[r] < end[r])
-            softmax_row(s, stop - first, begin[r] - first, end[r] - first, &m[r], &l[r]);
-        else
-            memset(s, 0, (size_t)(stop - first) * sizeof(float));
-    }
-    value_range(kv, rows->n, start, low, high, scores, o);
+    const seen all = seen_by(&s, 0, rows->n);
+    const int is_wide = rows->n > ATTN_ROWS;
+    if (all.low >= all.high) return;
+    if (is_wide)
+        wide_scores(&s, all);
+    else
+        direct_scores(&s, all);
+    for (int r = 0; r < rows->n; r += ATTN_ROWS)
+        weigh_tile(&s, r, at_most(rows->n - r, ATTN_ROWS), m, l);
+    if (is_wide)
+        wide_values(&s, all, o);
+    else
+        direct_values(&s, all, o);
 }
 
-static void attend_merge(float m, float l, const float *o, int n, float *big_m, float *big_l,
-                         float *big_o) {
-    if (l == 0.0f) return;
-    const float top = *big_m > m ? *big_m : m;
-    float weights[16] = {*big_m - top, m - top};
-    vf_store(weights, vf_exp(vf_load(weights)));
-    const vf old = vf_set1(weights[0]), new = vf_set1(weights[1]);
-    for (int i = 0; i < n; i += 16)
-        vf_store(big_o + i, vf_fma(vf_load(o + i), new, vf_mul(vf_load(big_o + i), old)));
-    *big_l = fmaf(l, weights[1], *big_l * weights[0]);
-    *big_m = top;
+/* Rows in lanes: the two weights of each row, then its values. */
+static void attend_merge(int n_rows, const float *m, const float *l, const float *o, int stride,
+                         float *big_m, float *big_l, float *big_o) {
+    for (int first = 0; first < n_rows; first += 16) {
+        const int n = at_most(n_rows - first, 16);
+        const vf now = load_part(m + first, n), before = load_part(big_m + first, n);
+        const vf top = vf_max(before, now);
+        float old[16], new[16];
+        vf_store(old, vf_exp(vf_sub(before, top)));
+        vf_store(new, vf_exp(vf_sub(now, top)));
+        for (int i = 0; i < n; i++) {
+            const int r = first + i;
+            if (l[r] == 0.0f) continue;
+            const float *from = o + (size_t)r * (size_t)stride;
+            float *to = big_o + (size_t)r * (size_t)stride;
+            const vf w_old = vf_set1(old[i]), w_new = vf_set1(new[i]);
+            for (int d = 0; d < stride; d += 16)
+                vf_store(to + d, vf_fma(vf_load(from + d), w_new, vf_mul(vf_load(to + d), w_old)));
+            big_l[r] = fmaf(l[r], new[i], big_l[r] * old[i]);
+            big_m[r] = big_m[r] > m[r] ? big_m[r] : m[r];
+        }
+    }
 }
 
 static void attend_finish(const float *o, float l, int n, float *out) {

@@ -4,6 +4,7 @@
  * Both ways compute the same splits and fold them in the same ascending order, so how the work was
  * cut never shows in the result. */
 #include <math.h>
+#include <string.h>
 
 #include "engine.h"
 
@@ -14,9 +15,10 @@ typedef struct {
     int kv_head, group;
 } item_view;
 
-static void view_item(const mt_engine *e, const mt_op *op, int item, item_view *v) {
+static void view_item(const mt_engine *e, const mt_op *op, int item, float *q, item_view *v) {
     const int heads = op->i[0], kv_heads = op->i[1], window = op->i[5];
     const mt_kv_region *region = &e->kv[op->i[4]];
+    const size_t dim = (size_t)region->shape.head_dim;
     const mt_row_tile tile = e->tiles[item / kv_heads];
     v->kv_head = item % kv_heads;
     v->group = heads / kv_heads;
@@ -36,12 +38,14 @@ static void view_item(const mt_engine *e, const mt_op *op, int item, item_view *
     };
     v->rows.n = tile.n * v->group;
     v->rows.scale = op->f[0];
+    v->rows.q = q;
     v->low = INT32_MAX;
     v->high = 0;
     for (int r = 0; r < v->rows.n; r++) {
         const int row = tile.first + r / v->group, head = v->kv_head * v->group + r % v->group;
         const int32_t position = e->step->positions[row];
-        v->rows.q[r] = mt_row_f32(e, op->in[0], row) + head * region->shape.head_dim;
+        memcpy(q + (size_t)r * dim, mt_row_f32(e, op->in[0], row) + (size_t)head * dim,
+               dim * sizeof(float));
         v->rows.begin[r] = window && position >= window ? position - window + 1 : 0;
         v->rows.end[r] = position + 1;
         if (v->rows.begin[r] < v->low) v->low = v->rows.begin[r];
@@ -49,39 +53,43 @@ static void view_item(const mt_engine *e, const mt_op *op, int item, item_view *
     }
 }
 
-/* Writes head `r` of the item to its row, quantized where the plan asks for it. */
+/* Writes the heads r, r + 1, ... of one row, quantized where the plan asks for it. */
 static void finish_row(mt_engine *e, const mt_op *op, int item, const item_view *v, int r,
-                       const float *o, float l, float *scratch) {
+                       const float *o, const float *l, float *scratch) {
     const mt_row_tile tile = e->tiles[item / op->i[1]];
-    const int row = tile.first + r / v->group;
-    const int col = (v->kv_head * v->group + r % v->group) * v->kv.value_dim;
-    if (e->buffers[op->out].kind == MT_BUF_F32) {
-        e->kernels->attend_finish(o, l, v->kv.value_dim, mt_row_f32(e, op->out, row) + col);
-        return;
+    const int row = tile.first + r / v->group, dim = v->kv.value_dim;
+    const int col = v->kv_head * v->group * dim, is_float = e->buffers[op->out].kind == MT_BUF_F32;
+    float *to = is_float ? mt_row_f32(e, op->out, row) + col : scratch;
+    for (int h = 0; h < v->group; h++)
+        e->kernels->attend_finish(o + h * v->kv.v_stride, l[h], dim, to + h * dim);
+    if (!is_float)
+        mt_store_q8(e, op, row, col / MT_BLOCK, scratch, v->group * dim, sizeof(mt_q8_block));
+}
+
+typedef struct {
+    float m[MT_ATTN_MAX_ROWS], l[MT_ATTN_MAX_ROWS];
+} sums;
+
+static void clear(sums *all, float *total, int n, int stride) {
+    for (int r = 0; r < n; r++) {
+        all->m[r] = -INFINITY;
+        all->l[r] = 0.0f;
     }
-    e->kernels->attend_finish(o, l, v->kv.value_dim, scratch);
-    mt_store_q8(e, op, row, col / MT_BLOCK, scratch, v->kv.value_dim, sizeof(mt_q8_block));
+    memset(total, 0, (size_t)n * (size_t)stride * sizeof(float));
 }
 
 static void whole_item(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {
     item_view v;
-    view_item(e, op, item, &v);
-    const int stride = v.kv.v_stride;
-    float m[MT_ATTN_MAX_ROWS], l[MT_ATTN_MAX_ROWS];
-    float big_m[MT_ATTN_MAX_ROWS], big_l[MT_ATTN_MAX_ROWS];
-    for (int r = 0; r < v.rows.n; r++) {
-        big_m[r] = -INFINITY;
-        big_l[r] = 0.0f;
-        for (int i = 0; i < stride; i++) s->total[r * stride + i] = 0.0f;
-    }
+    view_item(e, op, item, s->q, &v);
+    const int n = v.rows.n, stride = v.kv.v_stride;
+    sums part, all;
+    clear(&all, s->total, n, stride);
     for (int32_t split = v.low / MT_SPLIT; split * MT_SPLIT < v.high; split++) {
-        e->kernels->attend_split(&v.kv, &v.rows, split, m, l, s->part, s->attn);
-        for (int r = 0; r < v.rows.n; r++)
-            e->kernels->attend_merge(m[r], l[r], s->part + r * stride, stride, &big_m[r], &big_l[r],
-                                     s->total + r * stride);
+        e->kernels->attend_split(&v.kv, &v.rows, split, part.m, part.l, s->part, s->attn);
+        e->kernels->attend_merge(n, part.m, part.l, s->part, stride, all.m, all.l, s->total);
     }
-    for (int r = 0; r < v.rows.n; r++)
-        finish_row(e, op, item, &v, r, s->total + r * stride, big_l[r], s->row);
+    for (int r = 0; r < n; r += v.group)
+        finish_row(e, op, item, &v, r, s->total + r * stride, all.l + r, s->row);
 }
 
 /* Partial of query vector r of an item: | o[v_stride] | m | l |. */
@@ -96,7 +104,7 @@ static float *partial(const mt_engine *e, const mt_op *op, int item, const item_
 
 static void split_item(mt_engine *e, const mt_op *op, int item, int32_t split, mt_scratch *s) {
     item_view v;
-    view_item(e, op, item, &v);
+    view_item(e, op, item, s->q, &v);
     if (split < v.low / MT_SPLIT || split * MT_SPLIT >= v.high) return;
     const int stride = v.kv.v_stride;
     float m[MT_ATTN_MAX_ROWS], l[MT_ATTN_MAX_ROWS];
@@ -111,18 +119,18 @@ static void split_item(mt_engine *e, const mt_op *op, int item, int32_t split, m
 
 static void merge_item(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {
     item_view v;
-    view_item(e, op, item, &v);
-    const int stride = v.kv.v_stride;
-    for (int r = 0; r < v.rows.n; r++) {
-        float big_m = -INFINITY, big_l = 0.0f;
-        for (int i = 0; i < stride; i++) s->total[i] = 0.0f;
+    view_item(e, op, item, s->q, &v);
+    const int n = v.rows.n, stride = v.kv.v_stride;
+    sums all;
+    clear(&all, s->total, n, stride);
+    for (int r = 0; r < n; r++)
         for (int32_t split = v.low / MT_SPLIT; split * MT_SPLIT < v.high; split++) {
             const float *from = partial(e, op, item, &v, r, split);
-            e->kernels->attend_merge(from[e->max_v_stride], from[e->max_v_stride + 1], from, stride,
-                                     &big_m, &big_l, s->total);
+            e->kernels->attend_merge(1, from + e->max_v_stride, from + e->max_v_stride + 1, from,
+                                     stride, all.m + r, all.l + r, s->total + r * stride);
         }
-        finish_row(e, op, item, &v, r, s->total, big_l, s->row);
-    }
+    for (int r = 0; r < n; r += v.group)
+        finish_row(e, op, item, &v, r, s->total + r * stride, all.l + r, s->row);
 }
 
 /* Few rows over a long context: splits are work items of their own, folded in a second phase. */

@@ -23,6 +23,7 @@
 #define MM_COLS 3
 #define MM_HALVES 1
 #define ATTN_ROWS 3
+#define ATTN_VECS 2
 
 typedef struct {
     __m256 a, b;

@@ -19,6 +19,7 @@
 #define MM_COLS 6
 #define MM_HALVES 2
 #define ATTN_ROWS 6
+#define ATTN_VECS 4
 
 typedef __m512 vf;
 typedef __m512i vi;

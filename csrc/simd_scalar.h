@@ -16,6 +16,7 @@
 #define MM_COLS 2         /* columns of one matmul tile */
 #define MM_HALVES 1       /* 16-row halves of the 32-row weight tile taken together */
 #define ATTN_ROWS 2       /* query rows that share one load of a key or value */
+#define ATTN_VECS 2       /* vectors of keys or values that they take together */
 #define UNROLL(n)         /* loops over lanes are long enough */
 
 typedef struct {
