@@ -329,6 +329,12 @@ static int32_t tile_rows(const mt_engine *e, const mt_step *step) {
     return rows > 1 ? rows : 1;
 }
 
+/* Whoever finishes early then waits for little. */
+static int dearer_first(const void *a, const void *b) {
+    const int64_t x = ((const mt_row_tile *)a)->cost, y = ((const mt_row_tile *)b)->cost;
+    return (x < y) - (x > y);
+}
+
 static void lay_out_rows(mt_engine *e, const mt_step *step) {
     const int32_t tile = tile_rows(e, step);
     e->n_tiles = 0;
@@ -340,9 +346,11 @@ static void lay_out_rows(mt_engine *e, const mt_step *step) {
         for (int32_t r = step->seq_start[seq]; r < step->seq_start[seq + 1];) {
             const int32_t left = step->seq_start[seq + 1] - r;
             const int32_t n = left < tile ? left : tile;
-            e->tiles[e->n_tiles++] = (mt_row_tile){seq, r, n};
+            const int64_t cost = (int64_t)n * (step->positions[r + n - 1] + 1);
+            e->tiles[e->n_tiles++] = (mt_row_tile){seq, r, n, cost};
             for (int32_t end = r + n; r < end; r++) e->row_seq[r] = seq;
         }
+    qsort(e->tiles, (size_t)e->n_tiles, sizeof *e->tiles, dearer_first);
 }
 
 static int64_t now_ns(void) {

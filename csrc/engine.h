@@ -10,15 +10,14 @@
 #include "threads.h"
 
 enum {
-    MT_K_BLOCKS = 16,   /* blocks of 32 columns unpacked at a time: 16 KB of codes */
-    MT_K_FLOATS = 128,  /* columns of float weights widened at a time */
-    MT_COL_CHUNK = 252, /* activation rows of one work item: 42 passes of 6 */
-    MT_GLU_CHUNK = 512, /* values of one work item of an activation */
-    MT_TILE_VECTORS =
-        24,             /* query vectors of an attention item, at least, where there are so many */
-    MT_SPLIT_ROWS = 16, /* rows of a step up to which attention is split over positions */
-    MT_PHASES = 2,      /* an op does its work items in one phase, or in two */
-    MT_SPIN_US = 20     /* a thread without work spins this long for the others, then sleeps */
+    MT_K_BLOCKS = 16,     /* blocks of 32 columns unpacked at a time: 16 KB of codes */
+    MT_K_FLOATS = 128,    /* columns of float weights widened at a time */
+    MT_COL_CHUNK = 252,   /* activation rows of one work item: 42 passes of 6 */
+    MT_GLU_CHUNK = 512,   /* values of one work item of an activation */
+    MT_TILE_VECTORS = 24, /* query vectors of an attention item, at least, if there are so many */
+    MT_SPLIT_ROWS = 16,   /* rows of a step up to which attention is split over positions */
+    MT_PHASES = 2,        /* an op does its work items in one phase, or in two */
+    MT_SPIN_US = 20       /* a thread without work spins this long for the others, then sleeps */
 };
 
 typedef struct mt_weight {
@@ -55,6 +54,7 @@ typedef struct mt_scratch {
 /* A run of rows of one sequence that one attention item takes. */
 typedef struct mt_row_tile {
     int32_t seq, first, n;
+    int64_t cost; /* rows x positions before them, roughly what it takes */
 } mt_row_tile;
 
 /* Work items of one phase: handed out so far, and finished. */
