@@ -19,8 +19,8 @@ int32_t mt_abi_version(void) { return MT_ABI_VERSION; }
 int64_t mt_sizeof(int32_t which) {
     static const size_t sizes[] = {sizeof(mt_op),       sizeof(mt_buffer), sizeof(mt_tensor),
                                    sizeof(mt_kv_layer), sizeof(mt_plan),   sizeof(mt_options),
-                                   sizeof(mt_step),     sizeof(mt_info)};
-    return which >= 0 && which < 8 ? (int64_t)sizes[which] : -1;
+                                   sizeof(mt_step),     sizeof(mt_info),   sizeof(mt_bad_value)};
+    return which >= 0 && which < 9 ? (int64_t)sizes[which] : -1;
 }
 
 static size_t aligned(size_t n) { return (n + 63) / 64 * 64; }
@@ -36,28 +36,50 @@ typedef struct {
     mt_engine *e;
     const mt_tensor *tensors;
     atomic_llong next; /* tiles of all matrices, in order */
+    atomic_llong bad;  /* the first one found to hold a bad value, or n_tiles */
     int64_t n_tiles;
 } pack_job;
+
+/* Packs tile i of all; whether it held only finite values, else where the first other one is. */
+static int pack_one(const pack_job *job, int64_t i, mt_bad_value *bad) {
+    int32_t t = 0;
+    while (i >= job->e->weights[t].n_tiles) i -= job->e->weights[t++].n_tiles;
+    const mt_weight *w = &job->e->weights[t];
+    const mt_tensor *from = &job->tensors[t];
+    *bad = (mt_bad_value){.tensor = t};
+    const int is_finite = mt_pack_tile(w->layout, from->data, w->rows, w->cols, i,
+                                       w->packed + (size_t)i * mt_tile_bytes(w->layout, w->cols),
+                                       &bad->row, &bad->col);
+    const size_t tile = (size_t)(from->n_bytes / w->rows) * MT_TILE_ROWS, at = (size_t)i * tile;
+    const size_t left = (size_t)from->n_bytes - at;
+    if (from->flags & MT_TENSOR_MAPPED)
+        mt_drop_pages((const uint8_t *)from->data + at, left < tile ? left : tile);
+    return is_finite;
+}
 
 static void pack_tiles(void *raw, int thread) {
     (void)thread;
     pack_job *job = raw;
-    for (int64_t i; (i = atomic_fetch_add(&job->next, 1)) < job->n_tiles;) {
-        int32_t t = 0;
-        while (i >= job->e->weights[t].n_tiles) i -= job->e->weights[t++].n_tiles;
-        const mt_weight *w = &job->e->weights[t];
-        const mt_tensor *from = &job->tensors[t];
-        mt_pack_tile(w->layout, from->data, w->rows, w->cols, i,
-                     w->packed + (size_t)i * mt_tile_bytes(w->layout, w->cols));
-        const size_t tile = (size_t)(from->n_bytes / w->rows) * MT_TILE_ROWS, at = (size_t)i * tile;
-        const size_t left = (size_t)from->n_bytes - at;
-        if (from->flags & MT_TENSOR_MAPPED)
-            mt_drop_pages((const uint8_t *)from->data + at, left < tile ? left : tile);
+    mt_bad_value where;
+    for (long long i; (i = atomic_fetch_add(&job->next, 1)) < job->n_tiles;) {
+        if (pack_one(job, i, &where)) continue;
+        long long first = atomic_load(&job->bad);
+        while (i < first && !atomic_compare_exchange_weak(&job->bad, &first, i)) continue;
     }
 }
 
+static int32_t pack_matrices(pack_job *job, mt_bad_value *bad, char *err) {
+    atomic_store(&job->bad, job->n_tiles);
+    mt_pool_run(job->e->pool, pack_tiles, job);
+    const int64_t first = atomic_load(&job->bad);
+    if (first == job->n_tiles) return 0;
+    pack_one(job, first, bad); /* once more, for the place */
+    return mt_fail(err, "tensor %d is not finite at row %lld, column %lld", bad->tensor,
+                   (long long)bad->row, (long long)bad->col);
+}
+
 /* Places every weight in one huge-page buffer; matrices are packed by all threads. */
-static int32_t load_weights(mt_engine *e, const mt_plan *p, char *err) {
+static int32_t load_weights(mt_engine *e, const mt_plan *p, mt_bad_value *bad, char *err) {
     pack_job job = {.e = e, .tensors = p->tensors};
     size_t n_bytes = 0;
     for (int32_t i = 0; i < p->n_tensors; i++) {
@@ -87,7 +109,7 @@ static int32_t load_weights(mt_engine *e, const mt_plan *p, char *err) {
             at += aligned((size_t)p->tensors[i].n_bytes);
         }
     }
-    mt_pool_run(e->pool, pack_tiles, &job);
+    if (pack_matrices(&job, bad, err)) return -1;
     e->n_tokens = INT32_MAX;
     for (int32_t i = 0; i < p->n_ops; i++)
         if (e->ops[i].kind == MT_OP_EMBED && e->weights[e->ops[i].w[0]].rows < e->n_tokens)
@@ -194,7 +216,8 @@ static int32_t load_scratch(mt_engine *e, char *err) {
     return 0;
 }
 
-static int32_t create(mt_engine *e, const mt_plan *p, const mt_options *o, char *err) {
+static int32_t create(mt_engine *e, const mt_plan *p, const mt_options *o, mt_bad_value *bad,
+                      char *err) {
     e->plan = *p;
     e->block_tokens = o->block_tokens;
     e->n_blocks = o->n_blocks;
@@ -222,11 +245,13 @@ static int32_t create(mt_engine *e, const mt_plan *p, const mt_options *o, char 
     e->plan.buffers = e->buffers;
     e->plan.tensors = NULL;
     e->plan.kv_layers = NULL;
-    if (load_weights(e, p, err) || load_kv(e, p, err) || load_scratch(e, err)) return -1;
+    if (load_weights(e, p, bad, err) || load_kv(e, p, err) || load_scratch(e, err)) return -1;
     return 0;
 }
 
-mt_engine *mt_engine_create(const mt_plan *plan, const mt_options *options, char *err) {
+mt_engine *mt_engine_create(const mt_plan *plan, const mt_options *options, mt_bad_value *bad,
+                            char *err) {
+    *bad = (mt_bad_value){.tensor = -1};
     if (mt_check_plan(plan, options, err)) return NULL;
     mt_engine *e = aligned_alloc(64, sizeof *e); /* its gates have cache lines of their own */
     if (!e) {
@@ -234,7 +259,7 @@ mt_engine *mt_engine_create(const mt_plan *plan, const mt_options *options, char
         return NULL;
     }
     memset(e, 0, sizeof *e);
-    if (create(e, plan, options, err)) {
+    if (create(e, plan, options, bad, err)) {
         mt_engine_free(e);
         return NULL;
     }

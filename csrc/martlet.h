@@ -19,7 +19,7 @@
 /* ---- cffi begins ---- */
 
 enum {
-    MT_ABI_VERSION = 3,
+    MT_ABI_VERSION = 4,
     MT_ERR_BYTES = 256 /* size of the message buffer that a failing call fills */
 };
 
@@ -160,18 +160,28 @@ typedef struct mt_info {
     int32_t isa;
 } mt_info;
 
+/* A weight that is NaN or infinite, as nobody means it: row and column in its tensor. Of a block it
+ * is the first column. */
+typedef struct mt_bad_value {
+    int32_t tensor; /* -1: there is none */
+    int32_t pad;
+    int64_t row, col;
+} mt_bad_value;
+
 typedef struct mt_engine mt_engine;
 
 /* Calls that can fail return 0 on success; otherwise they fill err (MT_ERR_BYTES) with one line. */
 int32_t mt_abi_version(void);
-/* sizeof of: 0 op, 1 buffer, 2 tensor, 3 kv_layer, 4 plan, 5 options, 6 step, 7 info. */
+/* sizeof of: 0 op, 1 buffer, 2 tensor, 3 kv_layer, 4 plan, 5 options, 6 step, 7 info, 8 bad_value. */
 int64_t mt_sizeof(int32_t which);
 int32_t mt_n_isas(void);
 const char *mt_isa_name(int32_t isa);
 int32_t mt_isa_supported(int32_t isa); /* by this CPU and its operating system */
 int32_t mt_isa_best(void);
 
-mt_engine *mt_engine_create(const mt_plan *plan, const mt_options *options, char *err);
+/* Where matrices hold bad values, this fails and `bad` names the first one. */
+mt_engine *mt_engine_create(const mt_plan *plan, const mt_options *options, mt_bad_value *bad,
+                            char *err);
 int32_t mt_engine_run(mt_engine *engine, const mt_step *step, char *err);
 /* One block of tokens: where windowed layers keep it, and where the others do. */
 typedef struct mt_block {
@@ -211,7 +221,8 @@ MT_API int32_t mt_n_isas(void);
 MT_API const char *mt_isa_name(int32_t isa);
 MT_API int32_t mt_isa_supported(int32_t isa);
 MT_API int32_t mt_isa_best(void);
-MT_API mt_engine *mt_engine_create(const mt_plan *plan, const mt_options *options, char *err);
+MT_API mt_engine *mt_engine_create(const mt_plan *plan, const mt_options *options,
+                                   mt_bad_value *bad, char *err);
 MT_API int32_t mt_engine_run(mt_engine *engine, const mt_step *step, char *err);
 MT_API int32_t mt_engine_copy_block(mt_engine *engine, mt_block src, mt_block dst, char *err);
 MT_API int64_t mt_engine_block_bytes(const mt_engine *engine);

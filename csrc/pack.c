@@ -152,26 +152,41 @@ static void put_scales(const mt_layout *f, const raw_block *b, int row, uint8_t 
     }
 }
 
-static void pack_float_tile(const mt_layout *f, const uint8_t *raw, int64_t cols, int n_rows,
-                            uint8_t *out) {
-    const size_t width = (size_t)f->raw_bytes;
-    for (int r = 0; r < n_rows; r++)
-        for (int64_t k = 0; k < cols; k++)
-            memcpy(out + (size_t)(k * 32 + r) * width, raw + (size_t)(r * cols + k) * width, width);
+/* A half is NaN or infinite where its exponent is all ones. */
+static int is_bad_half(uint16_t h) { return (h & 0x7c00) == 0x7c00; }
+
+/* The first bad value of a tile so far, in order of rows. */
+typedef struct {
+    int row;
+    int64_t col;
+} tile_fault;
+
+static void note_fault(tile_fault *fault, int row, int64_t col) {
+    if (row < fault->row) *fault = (tile_fault){row, col};
 }
 
-void mt_pack_tile(const mt_layout *f, const uint8_t *raw, int64_t rows, int64_t cols, int64_t tile,
-                  uint8_t *out) {
+static void pack_float_tile(const mt_layout *f, const uint8_t *raw, int64_t cols, int n_rows,
+                            uint8_t *out, tile_fault *fault) {
+    const size_t width = (size_t)f->raw_bytes;
+    const uint16_t exponent = f->format == MT_F16 ? 0x7c00 : 0x7f80; /* in the two top bytes */
+    for (int r = 0; r < n_rows; r++)
+        for (int64_t k = 0; k < cols; k++) {
+            const uint8_t *value = raw + (size_t)(r * cols + k) * width;
+            memcpy(out + (size_t)(k * 32 + r) * width, value, width);
+            if ((load_u16(value + width - 2) & exponent) == exponent) note_fault(fault, r, k);
+        }
+}
+
+int mt_pack_tile(const mt_layout *f, const uint8_t *raw, int64_t rows, int64_t cols, int64_t tile,
+                 uint8_t *out, int64_t *row, int64_t *col) {
+    tile_fault fault = {MT_TILE_ROWS, 0};
     const int64_t first = tile * MT_TILE_ROWS;
     const int n_rows = (int)(rows - first < MT_TILE_ROWS ? rows - first : MT_TILE_ROWS);
     const int64_t row_bytes = cols / f->raw_block * f->raw_bytes;
     memset(out, 0, mt_tile_bytes(f, cols));
     raw += first * row_bytes;
-    if (f->codes == MT_CODES_FLOAT) {
-        pack_float_tile(f, raw, cols, n_rows, out);
-        return;
-    }
-    for (int64_t b = 0; b < cols / MT_BLOCK; b++) {
+    if (f->codes == MT_CODES_FLOAT) pack_float_tile(f, raw, cols, n_rows, out, &fault);
+    for (int64_t b = 0; f->codes != MT_CODES_FLOAT && b < cols / MT_BLOCK; b++) {
         uint8_t *block = out + mt_block_offset(f, b);
         for (int r = 0; r < n_rows; r++) {
             raw_block values;
@@ -179,8 +194,12 @@ void mt_pack_tile(const mt_layout *f, const uint8_t *raw, int64_t rows, int64_t 
             put_codes(f->codes, values.code, r, block);
             put_scales(f, &values, r, block + mt_code_bytes(f->codes),
                        out + mt_header_offset(f, b));
+            if (is_bad_half(values.d) || is_bad_half(values.m)) note_fault(&fault, r, b * MT_BLOCK);
         }
     }
+    *row = first + fault.row;
+    *col = fault.col;
+    return fault.row == MT_TILE_ROWS;
 }
 
 static uint8_t get_code(int kind, const uint8_t *in, int row, int i) {

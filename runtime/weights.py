@@ -1,7 +1,7 @@
 """Where executors get the values of weights: by name, as raw blocks or as float32.
 
-Owns: the WeightSource protocol, weights held in memory or in an open GGUF file, and a view that
-shows blocks as plain floats. Must not know: architectures, plans or how kernels repack blocks.
+Owns: the WeightSource protocol, weights held in memory or in an open GGUF file, a view that shows
+blocks as plain floats, and the refusal of values that are no numbers. Must not know: architectures, plans or how kernels repack blocks.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from ..quant.formats import FORMATS, Format, dequantize
+from .errors import FileFormatError
 
 
 class WeightSource(Protocol):
@@ -31,6 +32,23 @@ class WeightSource(Protocol):
     def dequantized(self, name: str) -> np.ndarray:
         """The weight as a new float32 array of its shape."""
         ...
+
+
+def not_finite(name: str, index: Iterable[int]) -> FileFormatError:
+    """The refusal of a weight that is NaN or infinite: it would reach every token's logits."""
+    place = ", ".join(str(int(i)) for i in index)
+    return FileFormatError(
+        f"tensor {name!r} holds a value that is not finite at [{place}]; "
+        "the file is damaged or its conversion failed: fetch or convert it again"
+    )
+
+
+def finite_values(weights: WeightSource, name: str) -> np.ndarray:
+    """The weight as a new float32 array, refused where a value is NaN or infinite."""
+    values = weights.dequantized(name)
+    if not np.isfinite(values).all():
+        raise not_finite(name, np.argwhere(~np.isfinite(values))[0])
+    return values
 
 
 class TensorLike(Protocol):

@@ -23,12 +23,22 @@ from ..machine import choose_threads
 from ..ops import ABI_VERSION, BUFFER_DTYPE, KV_LAYER_DTYPE, OP_DTYPE, KvType
 from ..plan import Plan, PlanTensor
 from ..step import Step
-from ..weights import WeightSource
+from ..weights import WeightSource, finite_values, not_finite
 
 _LIBRARIES = ("libmartlet.so", "libmartlet.dylib", "martlet.dll")
 STEP_ARRAYS = ("tokens", "positions", "seq_start", "block_table", "window_table", "out_rows")
 _F64 = 28  # MT_F64 of martlet.h
-_STRUCTS = ("mt_op", "mt_buffer", "mt_tensor", "mt_kv_layer", "mt_plan", "mt_options", "mt_step")
+_STRUCTS = (
+    "mt_op",
+    "mt_buffer",
+    "mt_tensor",
+    "mt_kv_layer",
+    "mt_plan",
+    "mt_options",
+    "mt_step",
+    "mt_info",
+    "mt_bad_value",
+)
 
 
 class NativeUnavailable(ModelError):
@@ -152,8 +162,11 @@ class NativeExecutor:
         options = self._ffi.new("mt_options *", (*sizes, self.n_window_blocks))
         self._error = self._ffi.new("char[]", self._lib.MT_ERR_BYTES)
         plan_c, keep = self._plan(plan, weights)
-        self._engine = self._lib.mt_engine_create(plan_c, options, self._error)
+        bad = self._ffi.new("mt_bad_value *")
+        self._engine = self._lib.mt_engine_create(plan_c, options, bad, self._error)
         del keep  # C has copied or repacked everything
+        if not self._engine and bad.tensor >= 0:
+            raise not_finite(plan.tensors[bad.tensor].name, (bad.row, bad.col))
         if not self._engine:
             raise ModelError(self._message())
         info = self._ffi.new("mt_info *")
@@ -298,5 +311,5 @@ def _tensor_bytes(tensor: PlanTensor, weights: WeightSource) -> tuple[int, np.nd
     if tensor.values is not None:
         return _F64, np.ascontiguousarray(tensor.values, np.float64)
     if len(tensor.shape) == 1:
-        return FORMATS["F32"].ggml_type, np.ascontiguousarray(weights.dequantized(tensor.name))
+        return FORMATS["F32"].ggml_type, np.ascontiguousarray(finite_values(weights, tensor.name))
     return FORMATS[tensor.format].ggml_type, weights.data(tensor.name)

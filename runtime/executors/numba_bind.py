@@ -15,7 +15,7 @@ import numpy as np
 from ..ops import BufferKind, KvType, OpKind, RopeStyle, RowKind
 from ..plan import FLOAT_FORMATS, Op, Plan, PlanTensor
 from ..step import Step
-from ..weights import WeightSource
+from ..weights import WeightSource, finite_values
 from .numba_attention import attention
 from .numba_math import Q8Views
 from .numba_matmul import linear_float, linear_quantized
@@ -145,7 +145,7 @@ class Binder:
         if tensor < 0:
             return _NO_WEIGHT
         found = self._plan.tensors[tensor]
-        return self._weights.dequantized(found.name) if found.values is None else found.values
+        return finite_values(self._weights, found.name) if found.values is None else found.values
 
     def _floats(self, buffer: int) -> np.ndarray:
         return self._memory.floats[buffer] if buffer >= 0 else _NO_FLOATS

@@ -21,7 +21,7 @@ import numpy as np
 
 from ...quant.formats import FORMATS, Format
 from ..errors import ModelError
-from ..weights import WeightSource
+from ..weights import WeightSource, finite_values, not_finite
 
 LANES = 16  # rows of a tile: the lanes of a vector
 BLOCK = 32  # weights that share an activation scale
@@ -138,14 +138,22 @@ def pack_floats(names: Sequence[str], weights: WeightSource) -> FloatMatrix:
     """The named F32, F16 or BF16 weights with their rows stacked; F16 alone stays 16 bits."""
     n_cols = (weights.shape(names[0]) or (0, 0))[1]
     if all(weights.format_name(name) == "F16" for name in names):
-        parts = [np.asarray(weights.data(name)).view(np.uint16) for name in names]
+        parts = [_finite_halves(name, weights) for name in names]
     else:
-        parts = [weights.dequantized(name) for name in names]
+        parts = [finite_values(weights, name) for name in names]
     rows = np.concatenate([part.reshape(-1, n_cols) for part in parts])
     n_tiles = -(-len(rows) // LANES)
     values = aligned((n_tiles, n_cols, LANES), rows.dtype)
     values[...] = _padded(rows).reshape(n_tiles, LANES, n_cols).transpose(0, 2, 1)
     return FloatMatrix(values.reshape(-1), len(rows), n_cols)
+
+
+def _finite_halves(name: str, weights: WeightSource) -> np.ndarray:
+    """The bits of a weight of float16, flat."""
+    bits = np.asarray(weights.data(name)).view(np.uint16)
+    if (bits & 0x7C00 == 0x7C00).any():  # NaN and infinity: all ones in the exponent
+        finite_values(weights, name)
+    return bits
 
 
 def aligned(shape: tuple[int, ...], dtype: type | np.dtype) -> np.ndarray:
@@ -166,6 +174,7 @@ class _Rows(NamedTuple):
 class _BlockRows:
     """One weight's rows of blocks."""
 
+    name: str
     format: Format
     recipe: Recipe
     blocks: np.ndarray  # (n_rows, blocks of a row, bytes of a block) uint8
@@ -177,7 +186,7 @@ class _BlockRows:
         if fmt.name not in RECIPES or shape is None:
             raise ModelError(f"the numba executor cannot multiply {name!r} of format {fmt.name}")
         blocks = np.asarray(weights.data(name)).reshape(shape[0], -1, fmt.nbytes)
-        return cls(fmt, RECIPES[fmt.name], blocks, shape[1])
+        return cls(name, fmt, RECIPES[fmt.name], blocks, shape[1])
 
     @property
     def n_rows(self) -> int:
@@ -191,13 +200,19 @@ class _BlockRows:
         codes = self._decode(blocks, (*one, *no_offset, *r.scales)) + np.float32(r.bias)
         scale = self._decode(blocks, (*no_offset, *r.quants))[:, ::unit]
         offset = self._decode(blocks, zero)[:, ::unit] if r.offset >= 0 else scale[:, :0]
+        is_bad = ~np.isfinite(scale)
+        if r.offset >= 0:
+            is_bad |= ~np.isfinite(offset)
+        if is_bad.any():
+            row, at = np.argwhere(is_bad)[0]
+            raise not_finite(self.name, (start + row, at * unit))
         return _Rows(codes.astype(np.uint8), scale, offset)
 
     def _decode(self, blocks: np.ndarray, fills: Sequence[Fill]) -> np.ndarray:
         changed = blocks.copy()
         for start, end, value in fills:
             changed[:, :, start:end] = value
-        with np.errstate(invalid="ignore", over="ignore"):  # damaged scales stay non-finite
+        with np.errstate(invalid="ignore", over="ignore"):  # damaged scales are refused by rows()
             values = self.format.decode(changed.reshape(-1, self.format.nbytes))
         return values.reshape(len(blocks), -1)
 

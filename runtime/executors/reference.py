@@ -1,6 +1,6 @@
 """The meaning of every op, in NumPy: slow and obvious. Other executors are compared with this.
 
-Must not know models, scheduler or files. Weights are float32 arrays, decoded at first use. A row
+Must not know models, scheduler or files. Weights are float32 arrays, decoded at load. A row
 is always computed by itself, so its result cannot depend on what else is in the step.
 """
 
@@ -15,7 +15,7 @@ from ..errors import ModelError
 from ..ops import Q8_BLOCK, Activation, BufferKind, KvType, OpKind, RopeStyle, RowKind
 from ..plan import Op, Plan
 from ..step import Step
-from ..weights import WeightSource
+from ..weights import WeightSource, finite_values
 
 _KV_DTYPES = {KvType.F16: np.float16, KvType.F32: np.float32, KvType.Q8_0: np.float32}
 
@@ -130,7 +130,10 @@ class ReferenceExecutor:
         self.n_blocks = n_blocks
         self.n_window_blocks = n_window_blocks or n_blocks
         self.window = plan.window
-        self._decoded: dict[int, np.ndarray] = {}
+        self._decoded = [
+            finite_values(weights, tensor.name) if tensor.values is None else tensor.values
+            for tensor in plan.tensors
+        ]
         self.kv_type = kv_type
         dtype = _KV_DTYPES[kv_type]
         self._is_windowed = [window > 0 for window in plan.kv_windows()]
@@ -178,13 +181,7 @@ class ReferenceExecutor:
         return self._tensor(op.weight_of(name))
 
     def _tensor(self, at: int) -> np.ndarray | None:
-        if at < 0:
-            return None
-        if at not in self._decoded:
-            tensor = self.plan.tensors[at]
-            values = tensor.values
-            self._decoded[at] = self.weights.dequantized(tensor.name) if values is None else values
-        return self._decoded[at]
+        return self._decoded[at] if at >= 0 else None
 
     # -- ops --------------------------------------------------------------------------------
 

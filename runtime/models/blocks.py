@@ -13,7 +13,7 @@ from ..errors import ModelError
 from ..ops import Activation, RopeStyle
 from ..plan_builder import PlanBuilder
 from ..rope import Rope
-from ..weights import WeightSource
+from ..weights import WeightSource, finite_values
 
 ROPE_DIVISORS = "rope_freqs.weight"
 
@@ -96,7 +96,7 @@ class Recording:
                 raise ModelError(
                     f"tensor {ROPE_DIVISORS!r} has shape {found}, expected ({rope.n_rot // 2},)"
                 )
-            divisors = self.weights.dequantized(ROPE_DIVISORS)
+            divisors = finite_values(self.weights, ROPE_DIVISORS)
         inv_freq = rope.inv_freq(divisors)
         self._trig[rope] = self.plan.rope_table(inv_freq, str(rope), rope.amplitude)
 

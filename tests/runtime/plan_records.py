@@ -87,7 +87,7 @@ class Records:
         plan.tensors = tensors
         options = FFI.new("mt_options *", {"isa": -1, **self.options})
         error = FFI.new("char[]", LIB.MT_ERR_BYTES)
-        engine = LIB.mt_engine_create(plan, options, error)
+        engine = LIB.mt_engine_create(plan, options, FFI.new("mt_bad_value *"), error)
         return engine, FFI.string(error).decode()
 
     @property
