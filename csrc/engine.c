@@ -1,5 +1,5 @@
 #define _POSIX_C_SOURCE 200809L /* clock_gettime */
-/* Loads a plan (copies, packs weights, allocates everything once) and runs steps of it. */
+/* Loads a plan (copies, allocates everything once; weights are weights.c) and runs steps of it. */
 #include "engine.h"
 
 #include <math.h>
@@ -8,7 +8,6 @@
 #include <time.h>
 
 #include "memory.h"
-#include "pack.h"
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -23,98 +22,9 @@ int64_t mt_sizeof(int32_t which) {
     return which >= 0 && which < 9 ? (int64_t)sizes[which] : -1;
 }
 
-static size_t aligned(size_t n) { return (n + 63) / 64 * 64; }
-
 static void *copied(const void *from, size_t n, size_t size) {
     void *to = malloc(n * size + 1); /* never zero bytes */
     return to && n ? memcpy(to, from, n * size) : to;
-}
-
-/* -- weights ---------------------------------------------------------------------------------- */
-
-typedef struct {
-    mt_engine *e;
-    const mt_tensor *tensors;
-    atomic_llong next; /* tiles of all matrices, in order */
-    atomic_llong bad;  /* the first one found to hold a bad value, or n_tiles */
-    int64_t n_tiles;
-} pack_job;
-
-/* Packs tile i of all; whether it held only finite values, else where the first other one is. */
-static int pack_one(const pack_job *job, int64_t i, mt_bad_value *bad) {
-    int32_t t = 0;
-    while (i >= job->e->weights[t].n_tiles) i -= job->e->weights[t++].n_tiles;
-    const mt_weight *w = &job->e->weights[t];
-    const mt_tensor *from = &job->tensors[t];
-    *bad = (mt_bad_value){.tensor = t};
-    const int is_finite = mt_pack_tile(w->layout, from->data, w->rows, w->cols, i,
-                                       w->packed + (size_t)i * mt_tile_bytes(w->layout, w->cols),
-                                       &bad->row, &bad->col);
-    const size_t tile = (size_t)(from->n_bytes / w->rows) * MT_TILE_ROWS, at = (size_t)i * tile;
-    const size_t left = (size_t)from->n_bytes - at;
-    if (from->flags & MT_TENSOR_MAPPED)
-        mt_drop_pages((const uint8_t *)from->data + at, left < tile ? left : tile);
-    return is_finite;
-}
-
-static void pack_tiles(void *raw, int thread) {
-    (void)thread;
-    pack_job *job = raw;
-    mt_bad_value where;
-    for (long long i; (i = atomic_fetch_add(&job->next, 1)) < job->n_tiles;) {
-        if (pack_one(job, i, &where)) continue;
-        long long first = atomic_load(&job->bad);
-        while (i < first && !atomic_compare_exchange_weak(&job->bad, &first, i)) continue;
-    }
-}
-
-static int32_t pack_matrices(pack_job *job, mt_bad_value *bad, char *err) {
-    atomic_store(&job->bad, job->n_tiles);
-    mt_pool_run(job->e->pool, pack_tiles, job);
-    const int64_t first = atomic_load(&job->bad);
-    if (first == job->n_tiles) return 0;
-    pack_one(job, first, bad); /* once more, for the place */
-    return mt_fail(err, "tensor %d is not finite at row %lld, column %lld", bad->tensor,
-                   (long long)bad->row, (long long)bad->col);
-}
-
-/* Places every weight in one huge-page buffer; matrices are packed by all threads. */
-static int32_t load_weights(mt_engine *e, const mt_plan *p, mt_bad_value *bad, char *err) {
-    pack_job job = {.e = e, .tensors = p->tensors};
-    size_t n_bytes = 0;
-    for (int32_t i = 0; i < p->n_tensors; i++) {
-        const mt_tensor *t = &p->tensors[i];
-        mt_weight *w = &e->weights[i];
-        *w = (mt_weight){.format = t->format, .rows = t->rows, .cols = t->cols};
-        if (mt_is_matrix(p, i)) {
-            w->layout = mt_layout_of(t->format);
-            w->n_tiles = (t->rows + MT_TILE_ROWS - 1) / MT_TILE_ROWS;
-            n_bytes += aligned((size_t)w->n_tiles * mt_tile_bytes(w->layout, w->cols));
-        } else {
-            n_bytes += aligned((size_t)t->n_bytes);
-        }
-        job.n_tiles += w->n_tiles;
-    }
-    e->weight_bytes = n_bytes;
-    e->weight_memory = mt_big_alloc(n_bytes);
-    if (!e->weight_memory) return mt_fail(err, "no memory for %zu bytes of weights", n_bytes);
-    uint8_t *at = e->weight_memory;
-    for (int32_t i = 0; i < p->n_tensors; i++) {
-        mt_weight *w = &e->weights[i];
-        if (w->layout) {
-            w->packed = at;
-            at += aligned((size_t)w->n_tiles * mt_tile_bytes(w->layout, w->cols));
-        } else {
-            w->values = memcpy(at, p->tensors[i].data, (size_t)p->tensors[i].n_bytes);
-            at += aligned((size_t)p->tensors[i].n_bytes);
-        }
-    }
-    if (pack_matrices(&job, bad, err)) return -1;
-    e->n_tokens = INT32_MAX;
-    for (int32_t i = 0; i < p->n_ops; i++)
-        if (e->ops[i].kind == MT_OP_EMBED && e->weights[e->ops[i].w[0]].rows < e->n_tokens)
-            e->n_tokens = e->weights[e->ops[i].w[0]].rows;
-    return 0;
 }
 
 /* -- KV pool, arena, scratch ------------------------------------------------------------------- */
@@ -130,8 +40,8 @@ static int32_t load_kv(mt_engine *e, const mt_plan *p, char *err) {
         r->k_scales_bytes = r->v_offset_bytes + tokens * (size_t)r->v_stride * width;
         r->v_scales_bytes =
             r->k_scales_bytes + tokens * (size_t)mt_kv_scales(r->shape.head_dim) * scale;
-        r->head_bytes =
-            aligned(r->v_scales_bytes + tokens * (size_t)mt_kv_scales(r->shape.value_dim) * scale);
+        r->head_bytes = mt_aligned(r->v_scales_bytes +
+                                   tokens * (size_t)mt_kv_scales(r->shape.value_dim) * scale);
         r->block_bytes = r->head_bytes * (size_t)r->shape.kv_heads;
         r->offset = e->kv_bytes;
         if (r->shape.is_windowed) e->window = 1; /* raised to what attention sees in them */
@@ -169,7 +79,7 @@ static size_t scratch_layout(mt_engine *e, mt_scratch *s, uint8_t *base) {
                  {(void **)&s->total, per_row}};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         *parts[i].slot = base ? base + at : NULL;
-        at += aligned(parts[i].n_bytes);
+        at += mt_aligned(parts[i].n_bytes);
     }
     return at;
 }
@@ -196,10 +106,10 @@ static int32_t load_scratch(mt_engine *e, char *err) {
     const size_t per_thread = scratch_layout(e, &none, NULL);
     const size_t partials = (size_t)e->split_rows * (size_t)e->max_heads * (size_t)e->max_splits *
                             (size_t)(e->max_v_stride + 2) * sizeof(float);
-    const size_t progress = aligned((size_t)e->plan.n_ops * MT_PHASES * sizeof(mt_progress));
-    e->arena_bytes = aligned((size_t)e->plan.arena_bytes);
-    e->scratch_bytes = per_thread * n + aligned(partials) + progress + aligned(rows * 4) +
-                       aligned(rows * sizeof(mt_row_tile));
+    const size_t progress = mt_aligned((size_t)e->plan.n_ops * MT_PHASES * sizeof(mt_progress));
+    e->arena_bytes = mt_aligned((size_t)e->plan.arena_bytes);
+    e->scratch_bytes = per_thread * n + mt_aligned(partials) + progress + mt_aligned(rows * 4) +
+                       mt_aligned(rows * sizeof(mt_row_tile));
     e->arena = mt_big_alloc(e->arena_bytes);
     uint8_t *at = e->scratch_memory = mt_big_alloc(e->scratch_bytes);
     if (!e->arena || !at)
@@ -207,11 +117,11 @@ static int32_t load_scratch(mt_engine *e, char *err) {
                        e->arena_bytes + e->scratch_bytes);
     for (size_t t = 0; t < n; t++, at += per_thread) scratch_layout(e, &e->scratch[t], at);
     e->partials = (float *)(void *)at;
-    at += aligned(partials);
+    at += mt_aligned(partials);
     e->progress = (mt_progress *)(void *)at;
     at += progress;
     e->row_seq = (int32_t *)(void *)at;
-    at += aligned(rows * 4);
+    at += mt_aligned(rows * 4);
     e->tiles = (mt_row_tile *)(void *)at;
     return 0;
 }
@@ -245,7 +155,7 @@ static int32_t create(mt_engine *e, const mt_plan *p, const mt_options *o, mt_ba
     e->plan.buffers = e->buffers;
     e->plan.tensors = NULL;
     e->plan.kv_layers = NULL;
-    if (load_weights(e, p, bad, err) || load_kv(e, p, err) || load_scratch(e, err)) return -1;
+    if (mt_load_weights(e, p, bad, err) || load_kv(e, p, err) || load_scratch(e, err)) return -1;
     return 0;
 }
 

@@ -122,6 +122,8 @@ static inline void mt_store_q8(const mt_engine *e, const mt_op *op, int row, int
 
 /* Whether an op of the plan multiplies by this tensor; no tensor is both matrix and vector. */
 int mt_is_matrix(const mt_plan *plan, int32_t tensor);
+/* Fills e->weights and e->n_tokens; e's pool is running. 0 on success. */
+int32_t mt_load_weights(mt_engine *e, const mt_plan *p, mt_bad_value *bad, char *err);
 /* Refuses a plan or step that would read or write outside its buffers. 0 on success. */
 int32_t mt_check_plan(const mt_plan *plan, const mt_options *options, char *err);
 int32_t mt_check_step(const mt_engine *e, const mt_step *step, char *err);

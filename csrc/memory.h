@@ -4,6 +4,9 @@
 
 #include <stddef.h>
 
+/* To whole cache lines. */
+static inline size_t mt_aligned(size_t n) { return (n + 63) / 64 * 64; }
+
 /* NULL when out of memory; aligned to 64 bytes at least. */
 void *mt_big_alloc(size_t n_bytes);
 void mt_big_free(void *p, size_t n_bytes);

@@ -1,7 +1,8 @@
 """Where executors get the values of weights: by name, as raw blocks or as float32.
 
 Owns: the WeightSource protocol, weights held in memory or in an open GGUF file, a view that shows
-blocks as plain floats, and the refusal of values that are no numbers. Must not know: architectures, plans or how kernels repack blocks.
+blocks as plain floats, and the refusal of values that are no numbers. Must not know:
+architectures, plans or how kernels repack blocks.
 """
 
 from __future__ import annotations

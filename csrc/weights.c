@@ -1,0 +1,91 @@
+/* Places every weight in one huge-page buffer, where all threads pack matrices. Owns the order of tiles
+ * and which bad value is told; what a tile looks like is pack.c. */
+#include <string.h>
+
+#include "engine.h"
+#include "memory.h"
+#include "pack.h"
+
+typedef struct {
+    mt_engine *e;
+    const mt_tensor *tensors;
+    atomic_llong next; /* tiles of all matrices, in order */
+    atomic_llong bad;  /* the first one found to hold a bad value, or n_tiles */
+    int64_t n_tiles;
+} pack_job;
+
+/* Packs tile i of all; whether it held only finite values, else where the first other one is. */
+static int pack_one(const pack_job *job, int64_t i, mt_bad_value *bad) {
+    int32_t t = 0;
+    while (i >= job->e->weights[t].n_tiles) i -= job->e->weights[t++].n_tiles;
+    const mt_weight *w = &job->e->weights[t];
+    const mt_tensor *from = &job->tensors[t];
+    *bad = (mt_bad_value){.tensor = t};
+    const int is_finite = mt_pack_tile(w->layout, from->data, w->rows, w->cols, i,
+                                       w->packed + (size_t)i * mt_tile_bytes(w->layout, w->cols),
+                                       &bad->row, &bad->col);
+    const size_t tile = (size_t)(from->n_bytes / w->rows) * MT_TILE_ROWS, at = (size_t)i * tile;
+    const size_t left = (size_t)from->n_bytes - at;
+    if (from->flags & MT_TENSOR_MAPPED)
+        mt_drop_pages((const uint8_t *)from->data + at, left < tile ? left : tile);
+    return is_finite;
+}
+
+static void pack_tiles(void *raw, int thread) {
+    (void)thread;
+    pack_job *job = raw;
+    mt_bad_value where;
+    for (long long i; (i = atomic_fetch_add(&job->next, 1)) < job->n_tiles;) {
+        if (pack_one(job, i, &where)) continue;
+        long long first = atomic_load(&job->bad);
+        while (i < first && !atomic_compare_exchange_weak(&job->bad, &first, i)) continue;
+    }
+}
+
+static int32_t pack_matrices(pack_job *job, mt_bad_value *bad, char *err) {
+    atomic_store(&job->bad, job->n_tiles);
+    mt_pool_run(job->e->pool, pack_tiles, job);
+    const int64_t first = atomic_load(&job->bad);
+    if (first == job->n_tiles) return 0;
+    pack_one(job, first, bad); /* once more, for the place */
+    return mt_fail(err, "tensor %d is not finite at row %lld, column %lld", bad->tensor,
+                   (long long)bad->row, (long long)bad->col);
+}
+
+int32_t mt_load_weights(mt_engine *e, const mt_plan *p, mt_bad_value *bad, char *err) {
+    pack_job job = {.e = e, .tensors = p->tensors};
+    size_t n_bytes = 0;
+    for (int32_t i = 0; i < p->n_tensors; i++) {
+        const mt_tensor *t = &p->tensors[i];
+        mt_weight *w = &e->weights[i];
+        *w = (mt_weight){.format = t->format, .rows = t->rows, .cols = t->cols};
+        if (mt_is_matrix(p, i)) {
+            w->layout = mt_layout_of(t->format);
+            w->n_tiles = (t->rows + MT_TILE_ROWS - 1) / MT_TILE_ROWS;
+            n_bytes += mt_aligned((size_t)w->n_tiles * mt_tile_bytes(w->layout, w->cols));
+        } else {
+            n_bytes += mt_aligned((size_t)t->n_bytes);
+        }
+        job.n_tiles += w->n_tiles;
+    }
+    e->weight_bytes = n_bytes;
+    e->weight_memory = mt_big_alloc(n_bytes);
+    if (!e->weight_memory) return mt_fail(err, "no memory for %zu bytes of weights", n_bytes);
+    uint8_t *at = e->weight_memory;
+    for (int32_t i = 0; i < p->n_tensors; i++) {
+        mt_weight *w = &e->weights[i];
+        if (w->layout) {
+            w->packed = at;
+            at += mt_aligned((size_t)w->n_tiles * mt_tile_bytes(w->layout, w->cols));
+        } else {
+            w->values = memcpy(at, p->tensors[i].data, (size_t)p->tensors[i].n_bytes);
+            at += mt_aligned((size_t)p->tensors[i].n_bytes);
+        }
+    }
+    if (pack_matrices(&job, bad, err)) return -1;
+    e->n_tokens = INT32_MAX;
+    for (int32_t i = 0; i < p->n_ops; i++)
+        if (e->ops[i].kind == MT_OP_EMBED && e->weights[e->ops[i].w[0]].rows < e->n_tokens)
+            e->n_tokens = e->weights[e->ops[i].w[0]].rows;
+    return 0;
+}
