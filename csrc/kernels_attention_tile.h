@@ -112,10 +112,11 @@ ALWAYS_INLINE void run_tile(int n, int vecs, int type, const attn_tile *t) {
     }
 }
 
+/* Vectors of a tile: all, about half, or one. */
+enum { ATTN_HALF = (ATTN_VECS + 1) / 2 };
+
 #if ATTN_ROWS == 6
 #define TILE_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6)
-#elif ATTN_ROWS == 3
-#define TILE_ROWS(X) X(1) X(2) X(3)
 #else
 #define TILE_ROWS(X) X(1) X(2)
 #endif
@@ -123,8 +124,8 @@ ALWAYS_INLINE void run_tile(int n, int vecs, int type, const attn_tile *t) {
     case n:                                                                                        \
         if (vecs == ATTN_VECS)                                                                     \
             run_tile(n, ATTN_VECS, type, t);                                                       \
-        else if (vecs == 2)                                                                        \
-            run_tile(n, 2, type, t);                                                               \
+        else if (vecs == ATTN_HALF)                                                                \
+            run_tile(n, ATTN_HALF, type, t);                                                       \
         else                                                                                       \
             run_tile(n, 1, type, t);                                                               \
         break;
@@ -145,7 +146,9 @@ static void (*const cache_tiles[])(int n, int vecs,
                                                           [TILE_Q8_VALUES] = tile_q8_values};
 
 /* How many of `left` vectors a tile takes next. */
-static inline int tile_vecs(int left) { return left >= ATTN_VECS ? ATTN_VECS : left >= 2 ? 2 : 1; }
+static inline int tile_vecs(int left) {
+    return left >= ATTN_VECS ? ATTN_VECS : left >= ATTN_HALF ? ATTN_HALF : 1;
+}
 
 /* `vecs` neighbouring vectors of a block of floats, MT_ATTN_BLOCK values apart, as often as fit. */
 static void wide_tiles(attn_tile *t, int n, const float *wide, int vecs) {

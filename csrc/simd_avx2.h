@@ -22,8 +22,8 @@
 #endif
 #define MM_COLS 3
 #define MM_HALVES 1
-#define ATTN_ROWS 3
-#define ATTN_VECS 2
+#define ATTN_ROWS 6
+#define ATTN_VECS 1
 
 typedef struct {
     __m256 a, b;
