@@ -1,4 +1,4 @@
-"""The HTTP application: routes, and every error in OpenAI's shape.
+"""The HTTP application: routes, and every error in the shape of its dialect.
 
 Owns: create_app. Must not know: how answers are made (generate.py) or who may come in (guard.py).
 """
@@ -21,10 +21,12 @@ from ..runtime.tokenizer import Tokenizer
 from .bridge import EngineLike
 from .chat import ChatTemplate
 from .errors import SERVER_FAULT, ApiError, fault, from_typed
-from .generate import CHAT_ROUTE, COMPLETION_ROUTE, Route, Service, generate, unknown_model
+from .generate import Route, generate
 from .guard import Guard
 from .metrics import Metrics
+from .openai_routes import CHAT_ROUTE, COMPLETION_ROUTE
 from .options import ServerOptions
+from .service import ModelFacts, Service
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,7 @@ def create_app(
     chat_template: str | None = None,
     fingerprint: str = "martlet",
     options: ServerOptions | None = None,
+    facts: ModelFacts | None = None,
 ) -> FastAPI:
     """An app over a started engine; who starts it closes it.
 
@@ -54,11 +57,13 @@ def create_app(
         fingerprint=fingerprint,
         options=options,
         metrics=Metrics(engine.stats, model_name),
+        context=context,
+        facts=facts or ModelFacts(),
     )
     # The interactive pages would load scripts from elsewhere; the schema says less than the docs.
     app = FastAPI(title="martlet", docs_url=None, redoc_url=None, openapi_url=None)
     _add_errors(app)
-    _add_status_routes(app, service, context)
+    _add_status_routes(app, service)
     _add_generating_routes(app, service)
     _add_doors(app, options)
     return app
@@ -100,15 +105,16 @@ async def _answer(service: Service, route: Route, request: Request) -> Response:
     try:
         return await generate(service, route, request)
     except MartletError as error:
-        return from_typed(error).response()
+        problem = from_typed(error)
     except ApiError as error:
-        return error.response()
+        problem = error
     except Exception:
         log.exception("request %s failed", request.state.request_id)
-        return fault("internal error; the server's log has the details").response()
+        problem = fault("internal error; the server's log has the details")
+    return problem.response(request.url.path)
 
 
-def _add_status_routes(app: FastAPI, service: Service, context: int | None) -> None:
+def _add_status_routes(app: FastAPI, service: Service) -> None:
     created = int(time.time())
     models = [
         {
@@ -116,10 +122,10 @@ def _add_status_routes(app: FastAPI, service: Service, context: int | None) -> N
             "object": "model",
             "created": created,
             "owned_by": "martlet",
-            "max_model_len": context,
+            "max_model_len": service.context,
             "meta": {"n_vocab": service.tokenizer.vocab_size},
         }
-        for name in (service.model_name, *service.options.model_aliases)
+        for name in service.names
     ]
 
     @app.get("/v1/models")
@@ -131,7 +137,7 @@ def _add_status_routes(app: FastAPI, service: Service, context: int | None) -> N
         for model in models:
             if model["id"] == model_id:
                 return model
-        raise unknown_model(service)
+        raise service.unknown_model()
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -144,14 +150,15 @@ def _add_status_routes(app: FastAPI, service: Service, context: int | None) -> N
 
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
-    async def api_error(_: Request, error: ApiError) -> JSONResponse:
-        return error.response()
+    async def api_error(request: Request, error: ApiError) -> JSONResponse:
+        return error.response(request.url.path)
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
-        message = f"{request.method} {request.url.path[:200]}: {error.detail}"
-        return ApiError(error.status_code, message, headers=error.headers or {}).response()
+        path = request.url.path
+        message = f"{request.method} {path[:200]}: {error.detail}"
+        return ApiError(error.status_code, message, headers=error.headers or {}).response(path)
 
     @app.exception_handler(Exception)
-    async def bug(_: Request, error: Exception) -> JSONResponse:
-        return ApiError(500, "internal error", SERVER_FAULT).response()
+    async def bug(request: Request, error: Exception) -> JSONResponse:
+        return ApiError(500, "internal error", SERVER_FAULT).response(request.url.path)

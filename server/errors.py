@@ -1,12 +1,12 @@
-"""How errors look on the wire: OpenAI's object, the right status, never the client's input.
+"""How errors look on the wire: the right status, the dialect's shape, never the client's input.
 
-Owns: ApiError, the table from typed errors to statuses, the shape of the body. Must not know:
-routes, or what the request was.
+Owns: ApiError, the table from typed errors to statuses, the shapes of bodies and which paths have
+which. Must not know: routes, or what the request was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,15 +32,53 @@ class ApiError(Exception):
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
-    def body(self) -> dict[str, Any]:
-        message = self.message
-        if len(message) > MAX_MESSAGE_CHARS:
-            message = message[:MAX_MESSAGE_CHARS] + "…"
-        shape = {"message": message, "type": self.type, "param": self.param, "code": self.code}
-        return {"error": shape}
+    @property
+    def text(self) -> str:
+        if len(self.message) <= MAX_MESSAGE_CHARS:
+            return self.message
+        return self.message[:MAX_MESSAGE_CHARS] + "…"
 
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body(), self.status, dict(self.headers))
+    def body(self, path: str = "") -> dict[str, Any]:
+        """path: of the request; OpenAI's object unless it belongs to another dialect."""
+        for prefix, shape in SHAPES:
+            if path.startswith(prefix):
+                return shape(self)
+        return openai_shape(self)
+
+    def response(self, path: str = "") -> JSONResponse:
+        return JSONResponse(self.body(path), self.status, dict(self.headers))
+
+
+def openai_shape(error: ApiError) -> dict[str, Any]:
+    shape = {"message": error.text, "type": error.type, "param": error.param, "code": error.code}
+    return {"error": shape}
+
+
+def ollama_shape(error: ApiError) -> dict[str, Any]:
+    return {"error": error.text}
+
+
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def anthropic_shape(error: ApiError) -> dict[str, Any]:
+    kind = ANTHROPIC_TYPES.get(error.status, INVALID)
+    return {"type": "error", "error": {"type": kind, "message": error.text}}
+
+
+SHAPES: tuple[tuple[str, Callable[[ApiError], dict[str, Any]]], ...] = (
+    ("/api/", ollama_shape),
+    ("/v1/messages", anthropic_shape),
+)
 
 
 def refused(message: str, param: str | None = None, code: str | None = None) -> ApiError:

@@ -1,7 +1,8 @@
 """Which request fields are not obeyed, and why: the two tables behind "honoured or refused".
 
-Owns: REFUSED (asking for it is a 400 that names the field) and NO_EFFECT (bookkeeping that cannot
-change the answer). Must not know: the fields that are honoured (schema.py) or HTTP.
+Owns: FieldRules and OpenAI's: REFUSED (asking for it is a 400 that names the field) and NO_EFFECT
+(bookkeeping that cannot change the answer). Must not know: the fields that are honoured
+(schema.py), other dialects' tables (beside their fields) or HTTP.
 
 A field that stands in neither table nor in the schema is unknown: it is reported in the
 `x-martlet-ignored` header, or refused when the server runs strict.
@@ -10,6 +11,7 @@ A field that stands in neither table nor in the schema is unknown: it is reporte
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from .errors import refused
@@ -20,6 +22,14 @@ class Refused(NamedTuple):
 
     reason: str
     neutral: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class FieldRules:
+    """What one kind of object says to fields that are not honoured."""
+
+    refused: Mapping[str, Refused] = field(default_factory=dict)
+    no_effect: frozenset[str] = frozenset()
 
 
 TOOLS = "tools are not supported yet"
@@ -106,17 +116,23 @@ NO_EFFECT: frozenset[str] = frozenset(
 )
 
 
-def unknown_fields(given: Mapping[str, Any], honoured: frozenset[str]) -> list[str]:
+OPENAI = FieldRules(REFUSED, NO_EFFECT)
+
+
+def unknown_fields(
+    given: Mapping[str, Any], honoured: frozenset[str], rules: FieldRules, prefix: str = ""
+) -> list[str]:
     """Names nobody knows. Raises ApiError 400 for a field that is known and cannot be obeyed."""
     unknown = []
     for name, value in given.items():
-        if name in honoured or name in NO_EFFECT:
+        if name in honoured or name in rules.no_effect:
             continue
-        rule = REFUSED.get(name)
+        rule = rules.refused.get(name)
         if rule is None:
-            unknown.append(name)
+            unknown.append(prefix + name)
         elif not any(_is_same(value, neutral) for neutral in rule.neutral):
-            raise refused(f"{name}: {rule.reason}", param=name, code="unsupported_parameter")
+            full = prefix + name
+            raise refused(f"{full}: {rule.reason}", param=full, code="unsupported_parameter")
     return unknown
 
 

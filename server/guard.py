@@ -49,7 +49,7 @@ class Guard:
         try:
             self._check(scope, headers)
         except ApiError as error:
-            await error.response()(scope, receive, send_named)
+            await error.response(scope["path"])(scope, receive, send_named)
             return
         await self._app(scope, self._limited(receive), send_named)
 

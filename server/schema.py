@@ -1,53 +1,33 @@
-"""What a request may say: bytes to a checked model, with errors that stay small.
+"""What requests of the two OpenAI dialects, chat completions and completions, may say.
 
-Owns: the honoured fields with their types and integer ranges, JSON reading, the translation to
-SamplingParams. Must not know: templates, the engine, HTTP beyond ApiError.
-
-null means absent everywhere. Types are strict: "5", 5.0 and true are no integers.
+Owns: their honoured fields with types and integer ranges, the translation to SamplingParams. Must
+not know: templates, the engine, HTTP beyond ApiError.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_core import from_json
+from pydantic import BeforeValidator, Field
 
 from ..runtime.sampling_params import SamplingParams
 from ..runtime.service import Service
-from .bridge import Terms
-from .errors import ApiError, refused
-from .fields import unknown_fields
+from .asking import (
+    MAX_SEED,
+    MAX_TOP_LOGPROBS,
+    Asked,
+    Count,
+    Number,
+    Positive,
+    Strict,
+    stops,
+)
+from .errors import refused
+from .fields import OPENAI, FieldRules
 
-MAX_INT = 2**31 - 1
-MAX_SEED = 2**63 - 1
 MAX_CHOICES = 128
 MAX_PROMPTS = 128
-MAX_STOPS = 16
-MAX_STOP_CHARS = 1000
-MAX_TOP_LOGPROBS = 20
-MAX_NAME_CHARS = 64
-MAX_SALT_CHARS = 1000
-
-Count = Annotated[int, Field(ge=0, le=MAX_INT)]
-Positive = Annotated[int, Field(ge=1, le=MAX_INT)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-
-
-def _stops(value: Any) -> Any:
-    stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise ValueError("must be a string or a list of strings")
-    if len(stops) > MAX_STOPS or any(not 0 < len(stop) <= MAX_STOP_CHARS for stop in stops):
-        raise ValueError(f"at most {MAX_STOPS} strings of 1 to {MAX_STOP_CHARS} characters")
-    return stops
 
 
 def _biases(value: Any) -> Any:
@@ -122,29 +102,20 @@ class StreamOptions(Strict):
     continuous_usage_stats: bool | None = None
 
 
-class Generation(Strict):
-    """What both generating routes share."""
+class Sampled(Asked):
+    """The sampler's own fields, by the names OpenAI and its extensions use."""
 
-    model: str | None = None
-    stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
-    max_tokens: Positive | None = None
-    max_completion_tokens: Positive | None = None
     temperature: Number = 1.0
     top_k: Count = 0
     top_p: Number = 1.0
     min_p: Number = 0.0
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
-    stop: Annotated[list[str], BeforeValidator(_stops)] = []
+    stop: Annotated[list[str], BeforeValidator(stops)] = Field(default_factory=list)
     ignore_eos: bool = False
-    logit_bias: Annotated[dict[int, Number], BeforeValidator(_biases)] = {}
+    logit_bias: Annotated[dict[int, Number], BeforeValidator(_biases)] = Field(default_factory=dict)
     presence_penalty: Number = 0.0
     frequency_penalty: Number = 0.0
     repetition_penalty: Number = 1.0
-    service_tier: Literal["auto", "default", "priority", "scale", "flex"] = "auto"
-    deadline_ms: Positive | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
 
     SAMPLING: ClassVar[tuple[str, ...]] = (
         "temperature",
@@ -160,31 +131,44 @@ class Generation(Strict):
     )
 
     @property
-    def n_asks(self) -> int:
-        """Engine requests per prompt."""
-        return self.n
-
-    def terms(self, tenant: bytes) -> Terms:
-        """tenant: what the client's key makes of it; b"" without keys."""
-        service: Service = "background" if self.service_tier == "flex" else "interactive"
-        return Terms(service, self.deadline_ms, _salt(tenant, self.cache_salt))
-
-    @property
-    def n_logprobs(self) -> int | None:
-        """How many alternatives to report per token; None when logprobs are not asked for."""
-        return None
+    def limits(self) -> list[int | None]:
+        """Of output tokens; the smallest counts."""
+        return []
 
     def sampling(self, vocab_size: int) -> SamplingParams:
-        """Raises RequestError for a value out of the sampler's range, ApiError for a bad id."""
         for token_id in self.logit_bias:
             check_token_id(token_id, vocab_size, "logit_bias")
-        limits = [n for n in (self.max_tokens, self.max_completion_tokens) if n is not None]
         return SamplingParams(
             **{name: getattr(self, name) for name in self.SAMPLING},
-            max_tokens=min(limits, default=None),
+            max_tokens=min((n for n in self.limits if n is not None), default=None),
             stop=tuple(self.stop),
             logprobs=self.n_logprobs,
         )
+
+
+class Generation(Sampled):
+    """What both generating routes share."""
+
+    RULES: ClassVar[FieldRules] = OPENAI
+
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    max_tokens: Positive | None = None
+    max_completion_tokens: Positive | None = None
+    service_tier: Literal["auto", "default", "priority", "scale", "flex"] = "auto"
+
+    @property
+    def n_asks(self) -> int:
+        return self.n
+
+    @property
+    def service(self) -> Service:
+        return "background" if self.service_tier == "flex" else "interactive"
+
+    @property
+    def limits(self) -> list[int | None]:
+        return [self.max_tokens, self.max_completion_tokens]
 
 
 class ChatRequest(Generation):
@@ -227,52 +211,7 @@ class CompletionRequest(Generation):
         return replace(params, logprobs=0) if needs_logprobs else params
 
 
-Request = TypeVar("Request", bound=Generation)
-
-
-def _salt(tenant: bytes, given: str | None) -> bytes:
-    """Of one length unless there is none, so that no tenant and salt look like another pair."""
-    if not tenant and given is None:
-        return b""
-    own = b"" if given is None else b"=" + given.encode()
-    return hashlib.blake2b(own, key=tenant, digest_size=16, person=b"martlet-salt").digest()
-
-
 def check_token_id(token_id: int, vocab_size: int, field: str) -> None:
     if not 0 <= token_id < vocab_size:
         shown = token_id if abs(token_id) <= MAX_SEED else "a very large number"
         raise refused(f"{field}: token id {shown}, vocabulary has {vocab_size}", param=field)
-
-
-def read(body: bytes, kind: type[Request]) -> tuple[Request, list[str]]:
-    """The request, and the names of fields nobody knows. Raises ApiError 400."""
-    given = _read_object(body)
-    given = {name: value for name, value in given.items() if value is not None}
-    unknown = unknown_fields(given, frozenset(kind.model_fields))
-    try:
-        request = kind.model_validate({k: v for k, v in given.items() if k in kind.model_fields})
-    except ValidationError as error:
-        raise _first_error(error) from None
-    return request, [name[:MAX_NAME_CHARS] for name in unknown]
-
-
-def _read_object(body: bytes) -> Mapping[str, Any]:
-    try:
-        # This reader also refuses lone surrogates, NaN and nesting beyond its limit.
-        given = from_json(body, allow_inf_nan=False)
-    except ValueError as error:
-        raise refused(f"the body is not valid JSON: {error}") from None
-    if not isinstance(given, dict):
-        raise refused("the body must be a JSON object")
-    return given
-
-
-def _first_error(error: ValidationError) -> ApiError:
-    """One error is enough to act on; all of them could outweigh the request."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    where = ""
-    for step in first["loc"]:
-        where += f"[{step}]" if isinstance(step, int) else f".{step}"[: MAX_NAME_CHARS + 1]
-    where = where.removeprefix(".")
-    reason = first["msg"].removeprefix("Value error, ")
-    return refused(f"{where}: {reason}", param=where or None)

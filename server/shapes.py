@@ -1,6 +1,6 @@
 """The two OpenAI dialects as tables of small dicts: chat completions and completions.
 
-Owns: object names, id prefixes, the shape of one choice in a body and in a chunk. Must not know:
+Owns: object names, the shape of one choice in a body and in a chunk. Must not know:
 where events come from, SSE framing, metrics.
 """
 
@@ -23,7 +23,6 @@ class Shape:
 
     body_object: str
     chunk_object: str
-    id_prefix: str
     logprob_writer: Callable[[Tokenizer], LogprobWriter]
     body: Callable[[Choice, str], Json]
     """A whole choice; the string is echoed prompt text."""
@@ -38,7 +37,6 @@ class Shape:
 CHAT = Shape(
     body_object="chat.completion",
     chunk_object="chat.completion.chunk",
-    id_prefix="chatcmpl-",
     logprob_writer=ChatLogprobs,
     body=lambda choice, echo: {"message": {"role": "assistant", "content": choice.text}},
     opening={"delta": {"role": "assistant", "content": ""}},
@@ -49,7 +47,6 @@ CHAT = Shape(
 COMPLETION = Shape(
     body_object="text_completion",
     chunk_object="text_completion",
-    id_prefix="cmpl-",
     logprob_writer=CompletionLogprobs,
     body=lambda choice, echo: {"text": echo + choice.text},
     opening={},

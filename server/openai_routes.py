@@ -1,0 +1,39 @@
+"""Chat completions and completions: their requests as prompts, and their two routes.
+
+Owns: CHAT_ROUTE and COMPLETION_ROUTE. Must not know: the engine, HTTP.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from .generate import Route
+from .openai_writer import OpenAiWriter
+from .schema import ChatRequest, CompletionRequest, check_token_id
+from .service import Prompt, Service, chat_prompt
+from .shapes import CHAT, COMPLETION
+
+
+def chat_prompts(service: Service, request: ChatRequest) -> list[Prompt]:
+    messages = [message.model_dump() for message in request.messages]
+    return [chat_prompt(service, messages, add_generation_prompt=request.add_generation_prompt)]
+
+
+def completion_prompts(service: Service, request: CompletionRequest) -> list[Prompt]:
+    tokenizer = service.tokenizer
+    prompts = []
+    for given in request.prompt:
+        if isinstance(given, str):
+            ids = tokenizer.encode(given, add_special=True, parse_special=True)
+            prompts.append(Prompt(ids, given if request.echo else ""))
+            continue
+        for token_id in given:
+            check_token_id(token_id, tokenizer.vocab_size, "prompt")
+        prompts.append(Prompt(given, tokenizer.decode(given) if request.echo else ""))
+    return prompts
+
+
+CHAT_ROUTE = Route(ChatRequest, chat_prompts, partial(OpenAiWriter, CHAT), "chatcmpl-")
+COMPLETION_ROUTE = Route(
+    CompletionRequest, completion_prompts, partial(OpenAiWriter, COMPLETION), "cmpl-"
+)

@@ -1,0 +1,89 @@
+"""A model behind HTTP: what routes of all dialects need of it.
+
+Owns: Service, Prompt, names the model answers to. Must not know: requests, dialects, sockets.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..runtime.tokenizer import Tokenizer
+from .bridge import Courier, EngineLike
+from .chat import ChatTemplate
+from .errors import ApiError
+from .metrics import Metrics
+from .options import ServerOptions
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a model's file says of itself, for clients that list models."""
+
+    arch: str = ""
+    n_params: int = 0
+    quantization: str = ""
+    n_bytes: int = 0
+    context_train: int = 0
+    dim: int = 0
+    digest: str = ""
+    modified: float = field(default_factory=time.time)
+    """Seconds since 1970."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """A model behind HTTP."""
+
+    engine: EngineLike
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    model_name: str
+    fingerprint: str
+    options: ServerOptions
+    metrics: Metrics
+    context: int | None = None
+    facts: ModelFacts = field(default_factory=ModelFacts)
+    courier: Courier = field(default_factory=Courier)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.model_name, *self.options.model_aliases)
+
+    def check_name(self, name: str | None) -> None:
+        """Raises ApiError 404 for a model that is not served here; None asks for any."""
+        if name is not None and name not in self.names:
+            raise self.unknown_model()
+
+    def unknown_model(self) -> ApiError:
+        message = f"the model is not served here; this server has {self.model_name!r}"
+        return ApiError(404, message, param="model", code="model_not_found")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt's ids, and its text where it is to be echoed."""
+
+    ids: list[int]
+    echo: str = ""
+    thinks: bool | None = None
+    """Whether the answer begins within its reasoning; None: its text is not to be split."""
+
+
+def chat_prompt(
+    service: Service,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    instead: str = "/v1/completions",
+    **kwargs: Any,
+) -> Prompt:
+    """A conversation as the model's own template writes it.
+
+    instead: where a model without a template can be asked.
+    """
+    if service.template is None:
+        message = f"this model has no chat template; use {instead}"
+        raise ApiError(400, message, code="no_template")
+    return Prompt(service.template.encode(messages, **kwargs))
