@@ -1,7 +1,7 @@
 """What a running job has produced so far, in the parts that answers are made of.
 
-Owns: Choice (text and tokens of one request), usage, timings. Must not know: whether the answer is
-streamed, chat or completion shapes, HTTP.
+Owns: Choice (text, reasoning and tokens of one request), usage, timings. Must not know: whether
+the answer is streamed, chat or completion shapes, HTTP.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..runtime.events import Event, FinishEvent, TokenEvent
+from .reasoning import Part, Splitter
 
 
 @dataclass
@@ -20,16 +21,39 @@ class Choice:
     index: int
     prompt_index: int
     n_prompt: int
+    splitter: Splitter | None = None
+    """None: all text is the answer."""
     text: str = ""
+    reasoning: str = ""
+    n_reasoning: int = 0
+    """Tokens that are reasoning, the closing tag's included."""
     tokens: list[TokenEvent] = field(default_factory=list)
     finish: FinishEvent | None = None
 
-    def add(self, event: Event) -> None:
-        self.text += event.text
+    def add(self, event: Event) -> list[Part]:
+        """What the event adds to the text."""
         if isinstance(event, TokenEvent):
             self.tokens.append(event)
         else:
             self.finish = event
+        if self.splitter:
+            return self._split(event, self.splitter)
+        self.text += event.text
+        return [Part(False, event.text)] if event.text else []
+
+    def _split(self, event: Event, splitter: Splitter) -> list[Part]:
+        was_inside = splitter.inside
+        if isinstance(event, TokenEvent):
+            parts = splitter.push(event.text)
+            self.n_reasoning += was_inside or splitter.inside
+        else:
+            parts = splitter.finish(event.text)
+        for is_reasoning, text in parts:
+            if is_reasoning:
+                self.reasoning += text
+            else:
+                self.text += text
+        return parts
 
     @property
     def failure(self) -> str | None:
@@ -71,7 +95,9 @@ def usage(choices: Sequence[Choice]) -> dict[str, Any]:
         "completion_tokens": n_output,
         "total_tokens": n_prompt + n_output,
         "prompt_tokens_details": {"cached_tokens": n_cached},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": sum(choice.n_reasoning for choice in choices)
+        },
     }
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import TemplateSyntaxError
 
 from ..runtime.errors import RequestError
 from ..runtime.tokenizer import Tokenizer
 from .content import Marks, Piece, mark, split_marked
+from .reasoning import OPEN, ThinkingWords
 from .sandbox import (
     BUDGET_KEY,
     MAX_SOURCE_CHARS,
@@ -33,6 +34,12 @@ OWN_WORDS = frozenset({"role", "type"})
 Message = Mapping[str, Any]
 
 
+class ChatPrompt(NamedTuple):
+    ids: list[int]
+    opens_reasoning: bool
+    """The prompt ends within a think tag, so the answer begins inside."""
+
+
 class ChatTemplate:
     """A compiled template with the tokenizer whose ids it leads to."""
 
@@ -45,6 +52,8 @@ class ChatTemplate:
             )
         self._tokenizer = tokenizer
         self._limit_s = limit_s
+        self.source = source
+        self.thinking = ThinkingWords.of(source)
         try:
             self._template = LimitedSandbox().from_string(source)
         except TemplateSyntaxError as error:
@@ -59,9 +68,28 @@ class ChatTemplate:
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **kwargs: Any
     ) -> list[int]:
         """Prompt ids, with exactly one BOS if the template or the model asks for it, else none."""
-        pieces = self.render(messages, add_generation_prompt=add_generation_prompt, **kwargs)
+        return self.prompt(messages, add_generation_prompt=add_generation_prompt, **kwargs).ids
+
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continues: bool = False,
+        **kwargs: Any,
+    ) -> ChatPrompt:
+        """continues: the answer goes on with the last message instead of beginning a new one."""
+        adds = add_generation_prompt and not continues
+        pieces = self.render(messages, add_generation_prompt=adds, **kwargs)
+        if continues:
+            while pieces and not pieces[-1].is_content:
+                pieces.pop()
+        opens = (
+            bool(pieces) and not pieces[-1].is_content and pieces[-1].text.rstrip().endswith(OPEN)
+        )
         # Special tokens are sought in markup only; plain text merges across the seams.
-        return self._tokenizer.with_single_bos(self._tokenizer.encode_parts(pieces))
+        ids = self._tokenizer.with_single_bos(self._tokenizer.encode_parts(pieces))
+        return ChatPrompt(ids, opens)
 
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **kwargs: Any

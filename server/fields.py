@@ -33,7 +33,7 @@ class FieldRules:
 
 
 TOOLS = "tools are not supported yet"
-REASONING = "reasoning is not split or steered yet"
+CHAT_ONLY = "belongs to /v1/chat/completions"
 CONSTRAINED = "constrained output is not supported yet"
 SAMPLER = "this sampler is not implemented"
 MEDIA = "only text goes in and comes out"
@@ -45,15 +45,15 @@ REFUSED: Mapping[str, Refused] = {
     "parallel_tool_calls": Refused(TOOLS, (True, False)),
     "functions": Refused(TOOLS, ([],)),
     "function_call": Refused(TOOLS, ("none", "auto")),
-    "reasoning": Refused(REASONING),
-    "reasoning_effort": Refused(REASONING, ("none",)),
-    "reasoning_format": Refused(REASONING, ("none",)),
-    "include_reasoning": Refused(REASONING, (False,)),
-    "thinking": Refused(REASONING),
+    "reasoning": Refused("use reasoning_effort"),
+    "reasoning_effort": Refused(CHAT_ONLY, ("none",)),
+    "reasoning_format": Refused(CHAT_ONLY, ("none",)),
+    "include_reasoning": Refused("reasoning is always shown, apart from the answer", (True,)),
+    "thinking": Refused("use reasoning_effort"),
     "chat_template": Refused("the template is chosen when the server starts"),
-    "chat_template_kwargs": Refused("template arguments are not supported yet", ({},)),
-    "documents": Refused("template arguments are not supported yet", ([],)),
-    "continue_final_message": Refused("continuing a message is not supported yet", (False,)),
+    "chat_template_kwargs": Refused(CHAT_ONLY, ({},)),
+    "documents": Refused("no template here reads documents", ([],)),
+    "continue_final_message": Refused(CHAT_ONLY, (False,)),
     "verbosity": Refused("no model here is trained for it", ("medium",)),
     "response_format": Refused(CONSTRAINED, ({"type": "text"},)),
     "grammar": Refused(CONSTRAINED, ("",)),
@@ -67,7 +67,7 @@ REFUSED: Mapping[str, Refused] = {
     "modalities": Refused(MEDIA, (["text"],)),
     "web_search_options": Refused("the server reaches no network"),
     "moderation": Refused("there is no moderation here"),
-    "messages": Refused("belongs to /v1/chat/completions"),
+    "messages": Refused(CHAT_ONLY),
     "prompt": Refused("belongs to /v1/completions"),
     "echo": Refused("belongs to /v1/completions", (False,)),
     "top_logprobs": Refused("belongs to /v1/chat/completions; here logprobs is the number"),

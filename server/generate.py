@@ -23,6 +23,7 @@ from .asking import MAX_SEED, Asked, read
 from .bridge import Ask, Job
 from .connection import ClientGone, EventStream, unless_gone
 from .errors import refused
+from .reasoning import Splitter
 from .reply import NewWriter, Reply, Writer
 from .schema import MAX_CHOICES
 from .service import Prompt, Service
@@ -131,9 +132,11 @@ def ignored_header(names: Sequence[str]) -> dict[str, str]:
 
 def make_reply(service: Service, prepared: Prepared, reply_id: str) -> Reply:
     request, n = prepared.request, prepared.request.n_asks
-    choices = [
-        Choice(index, index // n, len(ask.prompt_ids)) for index, ask in enumerate(prepared.asks)
-    ]
+    choices = []
+    for index, ask in enumerate(prepared.asks):
+        thinks = prepared.prompts[index // n].thinks
+        splitter = None if thinks is None else Splitter(thinks)
+        choices.append(Choice(index, index // n, len(ask.prompt_ids), splitter))
     return Reply(
         id=reply_id,
         created=time.time(),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from .errors import refused
 from .generate import Route
 from .openai_writer import OpenAiWriter
 from .schema import ChatRequest, CompletionRequest, check_token_id
@@ -16,7 +17,19 @@ from .shapes import CHAT, COMPLETION
 
 def chat_prompts(service: Service, request: ChatRequest) -> list[Prompt]:
     messages = [message.model_dump() for message in request.messages]
-    return [chat_prompt(service, messages, add_generation_prompt=request.add_generation_prompt)]
+    continues = request.continue_final_message
+    if continues and not (messages[-1]["role"] == "assistant" and messages[-1]["content"]):
+        reason = "continue_final_message: the last message is not the assistant's, or is empty"
+        raise refused(reason, param="continue_final_message")
+    prompt = chat_prompt(
+        service,
+        messages,
+        effort=request.effort,
+        splits=request.reasoning_format != "none",
+        continues=continues,
+        add_generation_prompt=request.add_generation_prompt,
+    )
+    return [prompt]
 
 
 def completion_prompts(service: Service, request: CompletionRequest) -> list[Prompt]:

@@ -14,6 +14,7 @@ from ..runtime.events import Event, FinishEvent, TokenEvent
 from .answer import Choice, best, slowest, timings, usage
 from .errors import ApiError
 from .logprobs import LogprobWriter
+from .reasoning import Part
 from .reply import Json, Reply
 from .shapes import Shape, choice_entry
 from .sse import DONE, MEDIA_TYPE, PING, frame, sse
@@ -41,10 +42,10 @@ class OpenAiWriter:
 
     def event(self, index: int, event: Event) -> str:
         writer = self._choices[index]
-        writer.choice.add(event)
+        parts = writer.choice.add(event)
         if isinstance(event, TokenEvent):
-            return writer.token(event)
-        return "" if writer.choice.failure else writer.end(event)
+            return writer.token(event, parts)
+        return "" if writer.choice.failure else writer.end(event, parts)
 
     def end(self) -> str:
         if not self.include_usage:
@@ -99,15 +100,15 @@ class ChoiceWriter:
         # What is the same in every chunk of text is written once.
         self._frame = frame(sse(self._chunk(self.answer.shape.piece(""), None)))
 
-    def token(self, event: TokenEvent) -> str:
+    def token(self, event: TokenEvent, parts: list[Part]) -> str:
         opening = "" if self.is_open else self._open()
         if self.logprobs:
             self.held.append(event)
-        return opening + self._piece(event.text)
+        return opening + self._text(parts)
 
-    def end(self, event: FinishEvent) -> str:
+    def end(self, event: FinishEvent, parts: list[Part]) -> str:
         opening = "" if self.is_open else self._open()
-        text = self._piece(event.text)  # before the closing: held logprobs go with the text
+        text = self._text(parts)  # before the closing: held logprobs go with the text
         return opening + text + self._entry(self.answer.shape.closing, event)
 
     def _open(self) -> str:
@@ -115,6 +116,16 @@ class ChoiceWriter:
         opening = self.answer.shape.opening
         text = self._entry(opening) if opening else ""
         return text + self._piece(self.answer.reply.echoes[self.choice.index])
+
+    def _text(self, parts: list[Part]) -> str:
+        return "".join(
+            [
+                self._entry(self.answer.shape.reasoning(part.text))
+                if part.is_reasoning
+                else self._piece(part.text)
+                for part in parts
+            ]
+        )
 
     def _piece(self, text: str) -> str:
         if not text:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from ..runtime.sampling_params import SamplingParams
 from ..runtime.service import Service
@@ -25,6 +25,7 @@ from .asking import (
 )
 from .errors import refused
 from .fields import OPENAI, FieldRules
+from .reasoning import Effort
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 128
@@ -171,11 +172,32 @@ class Generation(Sampled):
         return [self.max_tokens, self.max_completion_tokens]
 
 
+class TemplateArguments(Strict):
+    """Those that every template means alike; another one is refused by name."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    enable_thinking: bool | None = None
+    thinking: bool | None = None
+
+
 class ChatRequest(Generation):
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    reasoning_effort: Effort | None = None
+    reasoning_format: Literal["auto", "deepseek", "none"] = "auto"
+    chat_template_kwargs: TemplateArguments = TemplateArguments()
+
+    @property
+    def effort(self) -> tuple[str | None, str]:
+        """How much reasoning, and the field that says so."""
+        for name, value in self.chat_template_kwargs:
+            if value is not None:
+                return "medium" if value else "none", f"chat_template_kwargs.{name}"
+        return self.reasoning_effort, "reasoning_effort"
 
     @property
     def n_logprobs(self) -> int | None:

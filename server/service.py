@@ -13,7 +13,7 @@ from typing import Any
 from ..runtime.tokenizer import Tokenizer
 from .bridge import Courier, EngineLike
 from .chat import ChatTemplate
-from .errors import ApiError
+from .errors import ApiError, refused
 from .metrics import Metrics
 from .options import ServerOptions
 
@@ -76,14 +76,21 @@ def chat_prompt(
     service: Service,
     messages: Sequence[Mapping[str, Any]],
     *,
+    effort: tuple[str | None, str] = (None, ""),
     instead: str = "/v1/completions",
+    splits: bool = True,
+    continues: bool = False,
     **kwargs: Any,
 ) -> Prompt:
     """A conversation as the model's own template writes it.
 
-    instead: where a model without a template can be asked.
+    effort: how much reasoning, an Effort or None, and the field that says so.
+    instead: where a model without a template can be asked. splits: reasoning from the answer.
     """
-    if service.template is None:
-        message = f"this model has no chat template; use {instead}"
-        raise ApiError(400, message, code="no_template")
-    return Prompt(service.template.encode(messages, **kwargs))
+    template = service.template
+    if template is None:
+        raise refused(f"this model has no chat template; use {instead}", code="no_template")
+    arguments = {**template.thinking.arguments(*effort), **kwargs}
+    ids, opens = template.prompt(messages, continues=continues, **arguments)
+    may_think = splits and not continues and template.thinking.shows
+    return Prompt(ids, thinks=opens if may_think else None)

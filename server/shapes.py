@@ -30,17 +30,30 @@ class Shape:
     """The delta that comes with the first token; {} for none."""
     piece: Callable[[str], Json]
     """The delta of more text."""
+    reasoning: Callable[[str], Json]
+    """The delta of more reasoning."""
     closing: Json
     """The delta of the chunk that carries the finish reason."""
+
+
+def _message(choice: Choice) -> Json:
+    message = {"role": "assistant", "content": choice.text}
+    return {**message, **_reasoning(choice.reasoning)} if choice.reasoning else message
+
+
+def _reasoning(text: str) -> Json:
+    """Under both names in use: readers take one or the other."""
+    return {"reasoning_content": text, "reasoning": text}
 
 
 CHAT = Shape(
     body_object="chat.completion",
     chunk_object="chat.completion.chunk",
     logprob_writer=ChatLogprobs,
-    body=lambda choice, echo: {"message": {"role": "assistant", "content": choice.text}},
+    body=lambda choice, echo: {"message": _message(choice)},
     opening={"delta": {"role": "assistant", "content": ""}},
     piece=lambda text: {"delta": {"content": text}},
+    reasoning=lambda text: {"delta": _reasoning(text)},
     closing={"delta": {}},
 )
 
@@ -51,6 +64,7 @@ COMPLETION = Shape(
     body=lambda choice, echo: {"text": echo + choice.text},
     opening={},
     piece=lambda text: {"text": text},
+    reasoning=lambda text: {"text": text},  # nothing is split here
     closing={"text": ""},
 )
 

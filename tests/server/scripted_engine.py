@@ -42,6 +42,13 @@ CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+# One that thinks unless it is told not to, as Qwen3's does.
+THINKING = CHATML + (
+    "{% if add_generation_prompt and enable_thinking is defined and not enable_thinking %}"
+    "{{ '<think>\n\n</think>\n\n' }}{% endif %}"
+)
+# One that has the reasoning opened before the answer begins, as DeepSeek R1's does.
+OPENED = CHATML + "{% if add_generation_prompt %}{{ '<think>\n' }}{% endif %}{# </think> #}"
 
 
 def byte_tokenizer(template: str | None = CHATML, *, add_bos: bool = False) -> Tokenizer:
