@@ -6,13 +6,10 @@ Owns: create_app. Must not know: how answers are made (generate.py) or who may c
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
-from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
@@ -26,7 +23,9 @@ from .guard import Guard
 from .metrics import Metrics
 from .openai_routes import CHAT_ROUTE, COMPLETION_ROUTE
 from .options import ServerOptions
+from .page import add_page
 from .service import ModelFacts, Service
+from .status import add_status_routes
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +62,8 @@ def create_app(
     # The interactive pages would load scripts from elsewhere; the schema says less than the docs.
     app = FastAPI(title="martlet", docs_url=None, redoc_url=None, openapi_url=None)
     _add_errors(app)
-    _add_status_routes(app, service)
+    add_status_routes(app, service)
+    add_page(app)
     _add_generating_routes(app, service)
     _add_doors(app, options)
     return app
@@ -112,40 +112,6 @@ async def _answer(service: Service, route: Route, request: Request) -> Response:
         log.exception("request %s failed", request.state.request_id)
         problem = fault("internal error; the server's log has the details")
     return problem.response(request.url.path)
-
-
-def _add_status_routes(app: FastAPI, service: Service) -> None:
-    created = int(time.time())
-    models = [
-        {
-            "id": name,
-            "object": "model",
-            "created": created,
-            "owned_by": "martlet",
-            "max_model_len": service.context,
-            "meta": {"n_vocab": service.tokenizer.vocab_size},
-        }
-        for name in service.names
-    ]
-
-    @app.get("/v1/models")
-    async def list_models() -> dict[str, Any]:
-        return {"object": "list", "data": models}
-
-    @app.get("/v1/models/{model_id:path}")
-    async def get_model(model_id: str) -> dict[str, Any]:
-        for model in models:
-            if model["id"] == model_id:
-                return model
-        raise service.unknown_model()
-
-    @app.get("/health")
-    async def health() -> dict[str, str]:
-        return {"status": "ok"}
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 def _add_errors(app: FastAPI) -> None:

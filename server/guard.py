@@ -20,8 +20,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ApiError
 from .options import ANY, ServerOptions
+from .page import is_page
 
-OPEN_PATHS = frozenset({"/health"})
+OPEN_PATHS = frozenset({"/health", "/ready"})
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -56,7 +57,7 @@ class Guard:
     def _check(self, scope: Scope, headers: Headers) -> None:
         _check_host(headers, self._options)
         _check_origin(headers, self._options)
-        if self._keys and scope["path"] not in OPEN_PATHS:
+        if self._keys and not _is_open(scope):
             scope["state"]["tenant"] = self._tenant(headers)
         if scope["method"] == "POST":
             _check_type(headers)
@@ -104,6 +105,11 @@ class Guard:
             # The rest of the body stays unread, so the connection cannot serve another request.
             headers={"Connection": "close"},
         )
+
+
+def _is_open(scope: Scope) -> bool:
+    path = scope["path"]
+    return path in OPEN_PATHS or (is_page(path) and scope["method"] in ("GET", "HEAD"))
 
 
 def _request_id(headers: Headers) -> str:

@@ -1,0 +1,87 @@
+// The live figures: of the last answer, and of the server. Knows nothing of conversations.
+
+import { getJson } from "./api.js";
+
+const BUSY_MS = 1000;
+const IDLE_MS = 5000;
+const at = (id) => document.getElementById(id);
+
+// milliseconds -> "84 ms", "1.92 s"
+export function duration(ms) {
+  if (ms == null) return ["–", ""];
+  return ms < 1000 ? [ms.toFixed(0), "ms"] : [(ms / 1000).toFixed(ms < 10_000 ? 2 : 1), "s"];
+}
+
+export function rate(perSecond) {
+  return perSecond == null ? "–" : perSecond.toFixed(perSecond < 10 ? 2 : 1);
+}
+
+// While an answer comes, the browser's own clock; once it is there, the server's figures.
+export function showFigures({ ttftMs, perSecond, nPrompt, nCached, nOutput, seed }) {
+  const [value, unit] = duration(ttftMs);
+  at("ttft").replaceChildren(value, " ", small(unit));
+  at("rate").textContent = rate(perSecond);
+  at("n-prompt").replaceChildren(...count(nPrompt));
+  at("n-cached").replaceChildren(...count(nCached));
+  at("n-output").replaceChildren(...count(nOutput));
+  at("seed-used").textContent = seed ?? "–";
+  at("seed-used").title = seed ?? "";
+}
+
+function small(text) {
+  const made = document.createElement("small");
+  made.textContent = text;
+  return made;
+}
+
+const count = (n) => (n == null ? ["–"] : [n.toLocaleString("en"), " ", small(n === 1 ? "token" : "tokens")]);
+
+export class ServerPanel {
+  #timer = 0;
+  #isBusy = false;
+
+  // onFacts: called with each report. onRefused: the server wants a key.
+  constructor({ key, onFacts, onRefused }) {
+    this.key = key;
+    this.onFacts = onFacts;
+    this.onRefused = onRefused;
+    document.addEventListener("visibilitychange", () => this.look());
+  }
+
+  set busy(isBusy) {
+    this.#isBusy = isBusy;
+    this.look();
+  }
+
+  // Asks at once, and from then on for as long as the page can be seen.
+  async look() {
+    clearTimeout(this.#timer);
+    if (document.hidden) return;
+    const mine = (this.#timer = setTimeout(() => this.look(), this.#isBusy ? BUSY_MS : IDLE_MS));
+    try {
+      const stats = await getJson("stats", this.key());
+      this.#show(stats);
+      this.onFacts(stats);
+    } catch (error) {
+      if (mine !== this.#timer) return;  // a newer question is under way
+      const isRefused = error.status === 401;
+      this.#say(isRefused ? "key needed" : "not reachable", "bad");
+      if (isRefused) this.onRefused();
+    }
+  }
+
+  #show(stats) {
+    this.#say(stats.state, stats.state === "ready" ? "ok" : "bad");
+    at("running").textContent = stats.running;
+    at("waiting").textContent = stats.waiting;
+    const { total, used, cached } = stats.kv_blocks;
+    at("kv").value = total ? used / total : 0;
+    at("kv-text").textContent = `${used} of ${total}` + (cached ? `, ${cached} kept` : "");
+    at("kv-text").title = cached ? "Kept: free blocks that still hold a known prefix" : "";
+  }
+
+  #say(text, kind) {
+    at("state").textContent = text;
+    at("state").className = `state ${kind}`;
+  }
+}

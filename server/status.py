@@ -1,0 +1,75 @@
+"""Routes that tell about the server: models, health, figures.
+
+Owns: their shapes. Must not know: how answers are made, who may ask.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from .service import Service
+
+
+def add_status_routes(app: FastAPI, service: Service) -> None:
+    _add_models(app, service)
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/stats")
+    async def stats() -> dict[str, Any]:
+        return figures(service)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+def figures(service: Service) -> dict[str, Any]:
+    """What the page's panel shows. For programs there is /metrics."""
+    now = service.engine.stats()
+    return {
+        "model": service.model_name,
+        "context": service.context,
+        "has_chat_template": service.template is not None,
+        "state": "ready",
+        "running": now.running,
+        "waiting": now.waiting,
+        "kv_blocks": {
+            "total": now.blocks_total,
+            "used": now.blocks_used,
+            "cached": now.blocks_cached,
+        },
+    }
+
+
+def _add_models(app: FastAPI, service: Service) -> None:
+    created = int(time.time())
+    models = [
+        {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "martlet",
+            "max_model_len": service.context,
+            "meta": {"n_vocab": service.tokenizer.vocab_size},
+        }
+        for name in service.names
+    ]
+
+    @app.get("/v1/models")
+    async def list_models() -> dict[str, Any]:
+        return {"object": "list", "data": models}
+
+    @app.get("/v1/models/{model_id:path}")
+    async def get_model(model_id: str) -> dict[str, Any]:
+        for model in models:
+            if model["id"] == model_id:
+                return model
+        raise service.unknown_model()
