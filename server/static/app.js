@@ -88,7 +88,9 @@ async function answer() {
 function take(event, shown, clock) {
   const choice = event.choices[0];
   const text = choice?.delta?.content ?? choice?.text ?? "";
-  clock.take(event, choice, text);
+  const thought = choice?.delta?.reasoning_content ?? "";
+  clock.take(event, choice, text || thought);
+  if (thought) shown.think(thought);
   if (text) shown.add(text);
 }
 

@@ -47,8 +47,23 @@ export class Answer {
     this.body.replaceChildren(element("span", "waiting", dots, "reading the prompt"));
   }
 
+  // What a model says before its answer stands apart, folded away once the answer begins.
+  think(text) {
+    if (!this.thinking) {
+      this.thinking = element("div");
+      this.fold = element("details", "thinking", element("summary", "", "Reasoning"), this.thinking);
+      this.fold.open = true;
+      this.whole.insertBefore(this.fold, this.body);
+      this.body.replaceChildren();
+    }
+    const follows = atEnd();
+    this.thinking.append(text);
+    if (follows) toEnd();
+  }
+
   // At most one layout per frame, however fast the text comes.
   add(text) {
+    if (this.fold && !this.text) this.fold.open = false;
     this.text += text;
     this.#frame ||= requestAnimationFrame(() => this.#draw());
   }

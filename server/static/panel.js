@@ -75,7 +75,9 @@ export class ServerPanel {
     at("running").textContent = stats.running;
     at("waiting").textContent = stats.waiting;
     const { total, used, cached } = stats.kv_blocks;
-    at("kv").value = total ? used / total : 0;
+    at("kv").ariaValueMax = total;
+    at("kv").ariaValueNow = used;
+    at("kv").firstChild.style.width = `${total ? (100 * used) / total : 0}%`;
     at("kv-text").textContent = `${used} of ${total}` + (cached ? `, ${cached} kept` : "");
     at("kv-text").title = cached ? "Kept: free blocks that still hold a known prefix" : "";
   }

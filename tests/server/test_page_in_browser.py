@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from martlet.runtime.sampling_params import SamplingParams
 
-from .scripted_engine import ScriptedEngine, byte_tokenizer, says, serving, wait_until
+from .scripted_engine import CHATML, ScriptedEngine, byte_tokenizer, says, serving, wait_until
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
@@ -261,10 +261,24 @@ def test_it_fits_any_screen(browser: Any, scheme: str, size: dict[str, int]) -> 
             expect(temperature).to_be_visible()
 
 
+def test_reasoning_stands_apart(browser: Any) -> None:
+    template = CHATML + "{# <think> </think> #}"
+    engine = ScriptedEngine(
+        says("<think>let me see</think>four"), tokenizer=byte_tokenizer(template)
+    )
+    with opened(browser, engine) as page:
+        answer = ask(page, "2 + 2?")
+        expect(answer.locator(".text")).to_have_text("four")
+        expect(answer.locator(".thinking")).to_contain_text("let me see")
+        expect(answer.get_by_text("let me see")).not_to_be_visible()
+        answer.get_by_text("Reasoning").click()
+        expect(answer.get_by_text("let me see")).to_be_visible()
+
+
 def test_every_control_has_a_name(browser: Any) -> None:
     with opened(browser, ScriptedEngine()) as page:
         nameless = page.evaluate(
-            """[...document.querySelectorAll("button, input, textarea, select, meter")]
+            """[...document.querySelectorAll("button, input, textarea, select, [role=meter]")]
             .filter((e) => !(e.labels?.length || e.textContent.trim()
               || e.getAttribute("aria-label") || e.getAttribute("aria-labelledby")))
             .map((e) => e.outerHTML)"""
