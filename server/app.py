@@ -15,16 +15,18 @@ from starlette.middleware.cors import CORSMiddleware
 
 from ..runtime.errors import MartletError
 from ..runtime.tokenizer import Tokenizer
+from . import ollama
 from .bridge import EngineLike
 from .chat import ChatTemplate
 from .errors import SERVER_FAULT, ApiError, fault, from_typed
+from .facts import ModelFacts
 from .generate import Route, generate
 from .guard import Guard
 from .metrics import Metrics
 from .openai_routes import CHAT_ROUTE, COMPLETION_ROUTE
 from .options import ServerOptions
 from .page import add_page
-from .service import ModelFacts, Service
+from .service import Service
 from .status import add_status_routes
 
 log = logging.getLogger(__name__)
@@ -65,6 +67,7 @@ def create_app(
     add_status_routes(app, service)
     add_page(app)
     _add_generating_routes(app, service)
+    ollama.add_routes(app, service)
     _add_doors(app, options)
     return app
 
@@ -83,10 +86,12 @@ def _add_doors(app: FastAPI, options: ServerOptions) -> None:
 
 
 def _add_generating_routes(app: FastAPI, service: Service) -> None:
-    for path, route in (
-        ("/v1/chat/completions", CHAT_ROUTE),
-        ("/v1/completions", COMPLETION_ROUTE),
-    ):
+    routes = {
+        "/v1/chat/completions": CHAT_ROUTE,
+        "/v1/completions": COMPLETION_ROUTE,
+        **ollama.ROUTES,
+    }
+    for path, route in routes.items():
         app.post(path, response_model=None)(_endpoint(service, path, route))
 
 
@@ -118,6 +123,10 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> JSONResponse:
         return error.response(request.url.path)
+
+    @app.exception_handler(MartletError)
+    async def typed_error(request: Request, error: MartletError) -> JSONResponse:
+        return from_typed(error).response(request.url.path)
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:

@@ -22,6 +22,7 @@ from ..runtime.errors import MartletError
 from ..runtime.model import Model
 from ..runtime.prefix_store import PrefixStore
 from .app import create_app
+from .facts import facts_of
 from .options import LOOPBACK_NAMES, ServerOptions, is_loopback
 
 DEFAULT_PORT = 8080
@@ -70,6 +71,7 @@ def serve(
             context=context,
             chat_template=chat_template,
             fingerprint=fingerprint,
+            facts=facts_of(model),
             options=options_for_host(options or ServerOptions(), host),
         )
         engine.start()

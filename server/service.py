@@ -5,7 +5,6 @@ Owns: Service, Prompt, names the model answers to. Must not know: requests, dial
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,23 +13,9 @@ from ..runtime.tokenizer import Tokenizer
 from .bridge import Courier, EngineLike
 from .chat import ChatTemplate
 from .errors import ApiError, refused
+from .facts import ModelFacts
 from .metrics import Metrics
 from .options import ServerOptions
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    """What a model's file says of itself, for clients that list models."""
-
-    arch: str = ""
-    n_params: int = 0
-    quantization: str = ""
-    n_bytes: int = 0
-    context_train: int = 0
-    dim: int = 0
-    digest: str = ""
-    modified: float = field(default_factory=time.time)
-    """Seconds since 1970."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +39,8 @@ class Service:
 
     def check_name(self, name: str | None) -> None:
         """Raises ApiError 404 for a model that is not served here; None asks for any."""
-        if name is not None and name not in self.names:
+        # Ollama's clients may add a tag to a name without one.
+        if name is not None and not {name, name.removesuffix(":latest")} & {*self.names}:
             raise self.unknown_model()
 
     def unknown_model(self) -> ApiError:

@@ -6,6 +6,7 @@ Run as `python -m tests.server.serve_scripted`; prints the address when it is re
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +29,8 @@ def main() -> None:
         executor=ScriptedExecutor(some_text),
         tokenizer=byte_tokenizer(),
         context=256,
+        config=SimpleNamespace(arch="llama", context_train=256, dim=8),
+        file=SimpleNamespace(tensors={}, n_bytes=0, path=Path(__file__)),
     )
     serve(model, model_name="tiny", port=0, on_ready=lambda url: print(url, flush=True))
 

@@ -1,0 +1,160 @@
+"""Ollama's dialect: its requests as prompts, and the routes that only describe the model.
+
+Owns: paths under /api. Must not know: the engine, how answers are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+
+from .errors import ApiError
+from .generate import Route, read_request
+from .ollama_schema import OllamaChat, OllamaGenerate, OllamaShow
+from .ollama_writer import OllamaWriter, chat_piece, generate_piece, rfc3339
+from .service import Prompt, Service, chat_prompt
+
+API_VERSION = "0.12.11"
+"""The Ollama release whose API this is: clients compare it to know what they may send."""
+NEVER_S = 4e9  # seconds since 1970: in the next century; the model stays
+
+GENERATE = "/api/generate with raw: true"
+
+
+def chat_prompts(service: Service, request: OllamaChat) -> list[Prompt]:
+    request.check_context(service.context)
+    if not request.messages:
+        return []
+    messages = [message.for_template() for message in request.messages]
+    return [chat_prompt(service, messages, effort=request.effort, instead=GENERATE)]
+
+
+def generate_prompts(service: Service, request: OllamaGenerate) -> list[Prompt]:
+    request.check_context(service.context)
+    if not request.prompt:
+        return []
+    if request.raw or service.template is None:
+        if request.system:
+            raise ApiError(400, "system: a raw prompt has no place for it", param="system")
+        if request.think:
+            raise ApiError(400, "think: a raw prompt says so itself", param="think")
+        tokenizer = service.tokenizer
+        return [Prompt(tokenizer.encode(request.prompt, add_special=True, parse_special=True))]
+    said = (("system", request.system), ("user", request.prompt))
+    messages = [{"role": role, "content": content} for role, content in said if content]
+    return [chat_prompt(service, messages, effort=request.effort)]
+
+
+ROUTES = {
+    "/api/chat": Route(OllamaChat, chat_prompts, partial(OllamaWriter, chat_piece), "ollama-"),
+    "/api/generate": Route(
+        OllamaGenerate, generate_prompts, partial(OllamaWriter, generate_piece), "ollama-"
+    ),
+}
+
+ONE_MODEL = "this server has the one model it was started with"
+NOT_HERE = {
+    ("POST", "/api/embed"): "embeddings are not supported yet",
+    ("POST", "/api/embeddings"): "embeddings are not supported yet",
+    ("POST", "/api/pull"): f"{ONE_MODEL}; fetch others with `martlet pull MODEL`",
+    ("POST", "/api/push"): f"{ONE_MODEL} and uploads nothing; use `hf upload`",
+    ("POST", "/api/create"): f"{ONE_MODEL}; give `martlet serve` the path of a GGUF file",
+    ("POST", "/api/copy"): f"{ONE_MODEL}; start it with `martlet serve MODEL --name NAME`",
+    ("DELETE", "/api/delete"): f"{ONE_MODEL}; delete the file once the server has stopped",
+    ("POST", "/api/blobs/{digest}"): f"{ONE_MODEL} and takes no files",
+    ("HEAD", "/api/blobs/{digest}"): f"{ONE_MODEL} and takes no files",
+}
+
+
+def add_routes(app: FastAPI, service: Service) -> None:
+    @app.api_route("/api/version", methods=["GET", "HEAD"])
+    async def version() -> dict[str, str]:
+        return {"version": API_VERSION}
+
+    @app.api_route("/api/tags", methods=["GET", "HEAD"])
+    async def tags() -> dict[str, Any]:
+        return {"models": [listed(service, name) for name in service.names]}
+
+    @app.get("/api/ps")
+    async def ps() -> dict[str, Any]:
+        loaded = {
+            "size_vram": 0,
+            "expires_at": rfc3339(NEVER_S),
+            "context_length": service.context,
+        }
+        return {"models": [listed(service, service.model_name) | loaded]}
+
+    @app.post("/api/show")
+    async def show(request: Request) -> dict[str, Any]:
+        asked, _ = read_request(service, OllamaShow, await request.body())
+        assert isinstance(asked, OllamaShow)
+        service.check_name(asked.name)
+        return shown(service)
+
+    @app.head("/")
+    async def alive() -> Response:
+        return Response()
+
+    for (method, path), reason in NOT_HERE.items():
+        app.add_api_route(path, refusal(f"{path}: {reason}"), methods=[method])
+
+
+def refusal(message: str) -> Callable[[], Any]:
+    async def endpoint() -> None:
+        raise ApiError(400, message)
+
+    return endpoint
+
+
+def details(service: Service) -> dict[str, Any]:
+    facts = service.facts
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": facts.arch,
+        "families": [facts.arch],
+        "parameter_size": rounded(facts.n_params),
+        "quantization_level": facts.quantization,
+    }
+
+
+def listed(service: Service, name: str) -> dict[str, Any]:
+    facts = service.facts
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": rfc3339(facts.modified),
+        "size": facts.n_bytes,
+        "digest": facts.digest,
+        "details": details(service),
+    }
+
+
+def shown(service: Service) -> dict[str, Any]:
+    facts, template = service.facts, service.template
+    thinks = template is not None and template.thinking.shows
+    return {
+        "modelfile": "",
+        "parameters": "",
+        "template": template.source if template else "",
+        "modified_at": rfc3339(facts.modified),
+        "details": details(service),
+        "model_info": {
+            "general.architecture": facts.arch,
+            "general.parameter_count": facts.n_params,
+            f"{facts.arch}.context_length": service.context or facts.context_train,
+            f"{facts.arch}.embedding_length": facts.dim,
+        },
+        "capabilities": ["completion", *(["thinking"] if thinks else [])],
+    }
+
+
+def rounded(n_params: int) -> str:
+    """134515008 -> 134.52M"""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if n_params >= size:
+            return f"{n_params / size:.2f}{unit}"
+    return str(n_params)
