@@ -20,6 +20,7 @@ HELP = "Ctrl-C ends an answer, /reset forgets the conversation, /exit or Ctrl-D 
 COMMAND = re.compile(r"/[a-z?]+")  # none we know by now; a path or a sentence goes to the model
 
 
+@options.with_load_options
 def chat(
     model: options.ModelArgument,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
@@ -31,10 +32,8 @@ def chat(
     top_p: options.TopPOption = 0.95,
     min_p: options.MinPOption = 0.0,
     seed: options.SeedOption = None,
-    executor: options.ExecutorOption = options.ExecutorName.auto,
-    threads: options.ThreadsOption = None,
-    kv_type: options.KvTypeOption = options.KvTypeName.f16,
-    activations: options.ActivationsOption = options.ActivationsName.int8,
+    *,
+    load: options.LoadOptions,
     context: options.ContextOption = None,
 ) -> None:
     """Talk with MODEL. Figures of each answer go to stderr."""
@@ -44,14 +43,8 @@ def chat(
     params = SamplingParams(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, max_tokens=n
     )
-    load = {
-        "executor": executor.value,
-        "threads": threads,
-        "context": context,
-        "kv_type": kv_type.value,
-        "activations": activations.value,
-    }
-    with open_model(model, **load) as opened, open_engine(opened) as engine:
+    arguments = load.arguments(context=context)
+    with open_model(model, **arguments) as opened, open_engine(opened) as engine:
         chat_template(opened)  # a model without one is refused before anything is typed
         note(f"{model}, {opened.context} tokens of context. {HELP}")
         Conversation(opened, engine, params, system_message(system)).run()

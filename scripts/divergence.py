@@ -69,15 +69,14 @@ def compare_chunk(
     return np.concatenate(kl), np.concatenate(same)
 
 
+@options.with_load_options
 def divergence(
     model: options.ModelArgument,
     file: Annotated[Path, typer.Option("-f", "--file", help="UTF-8 text.")],
     n_ctx: Annotated[int, typer.Option("-c", "--context", min=4, help="Tokens per chunk.")] = 512,
     n_chunks: Annotated[int | None, typer.Option("--chunks", min=1, help="First N chunks.")] = None,
-    executor: options.ExecutorOption = options.ExecutorName.auto,
-    threads: options.ThreadsOption = None,
-    kv_type: options.KvTypeOption = options.KvTypeName.f16,
-    activations: options.ActivationsOption = options.ActivationsName.int8,
+    *,
+    load: options.LoadOptions,
     as_json: options.JsonOption = False,
 ) -> None:
     """KL divergence of MODEL as computed here from the same file computed in fp32."""
@@ -85,18 +84,12 @@ def divergence(
     from martlet.scripts.generate import open_model
 
     text = read_text(file)
-    load = {
-        "executor": executor.value,
-        "threads": threads,
-        "context": n_ctx,
-        "kv_type": kv_type.value,
-        "activations": activations.value,
-        "gives_back": False,  # steps are laid out here, over whole contexts
-    }
+    # steps are laid out here, over whole contexts
+    arguments = load.arguments(context=n_ctx, gives_back=False)
     with ExitStack() as stack:
-        plain = {**load, "kv_type": "f16", "activations": "f32"}
+        plain = {**arguments, "kv_type": "f16", "activations": "f32"}
         base = stack.enter_context(open_model(model, **plain))
-        opened = stack.enter_context(open_model(model, **load))
+        opened = stack.enter_context(open_model(model, **arguments))
         chunks = chunks_of(text, opened.tokenizer, n_ctx, n_chunks)
         rows = rows_per_step(opened.executor, opened.config.vocab_size)
         pairs = []

@@ -1,12 +1,16 @@
 """The arguments and options that several commands share, written once.
-Knows typer; knows nothing of what the values do."""
+Knows typer, and the names load_model has for them; knows nothing of what the values do."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -92,3 +96,49 @@ SeedOption = Annotated[
 StopOption = Annotated[
     list[str] | None, typer.Option(help="End at this text, not shown; may be repeated.")
 ]
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a model is loaded, as every command that computes asks for it."""
+
+    executor: ExecutorOption = ExecutorName.auto
+    threads: ThreadsOption = None
+    kv_type: KvTypeOption = KvTypeName.f16
+    activations: ActivationsOption = ActivationsName.int8
+
+    def arguments(self, **others: Any) -> dict[str, Any]:
+        """For scripts.generate.open_model."""
+        return {
+            "executor": self.executor.value,
+            "threads": self.threads,
+            "kv_type": self.kv_type.value,
+            "activations": self.activations.value,
+            **others,
+        }
+
+
+def with_load_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Puts the options of LoadOptions in the place of the command's parameter `load`."""
+    names = [field.name for field in fields(LoadOptions)]
+
+    @functools.wraps(command)
+    def bundled(**given: Any) -> None:
+        load = LoadOptions(**{name: given.pop(name) for name in names})
+        command(load=load, **given)
+
+    shown = list(_parameters(command))
+    at = [parameter.name for parameter in shown].index("load")
+    shown[at : at + 1] = _parameters(LoadOptions)
+    # Typer reads these two to know what the command line takes.
+    bundled.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    bundled.__annotations__ = {each.name: each.annotation for each in shown}
+    return bundled
+
+
+def _parameters(command: Callable[..., Any]) -> Iterable[inspect.Parameter]:
+    hints = get_type_hints(command, include_extras=True)
+    for parameter in inspect.signature(command).parameters.values():
+        yield parameter.replace(
+            kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[parameter.name]
+        )

@@ -139,6 +139,7 @@ def measure(
     return result
 
 
+@options.with_load_options
 def perplexity(
     model: options.ModelArgument,
     file: Annotated[Path, typer.Option("-f", "--file", help="UTF-8 text.")],
@@ -146,25 +147,17 @@ def perplexity(
     n_chunks: Annotated[
         int | None, typer.Option("--chunks", min=1, help="Only the first N chunks.")
     ] = None,
-    executor: options.ExecutorOption = options.ExecutorName.auto,
-    threads: options.ThreadsOption = None,
-    kv_type: options.KvTypeOption = options.KvTypeName.f16,
-    activations: options.ActivationsOption = options.ActivationsName.int8,
+    *,
+    load: options.LoadOptions,
     as_json: options.JsonOption = False,
 ) -> None:
     """Perplexity of MODEL on FILE, comparable with llama-perplexity's."""
     from martlet.scripts.generate import open_model
 
     text = read_text(file)
-    load = {
-        "executor": executor.value,
-        "threads": threads,
-        "context": n_ctx,
-        "kv_type": kv_type.value,
-        "activations": activations.value,
-        "gives_back": False,  # steps are laid out here, over whole contexts
-    }
-    with open_model(model, **load) as opened:
+    # steps are laid out here, over whole contexts
+    arguments = load.arguments(context=n_ctx, gives_back=False)
+    with open_model(model, **arguments) as opened:
         chunks = chunks_of(text, opened.tokenizer, n_ctx, n_chunks)
         start = time.monotonic()
         with chunk_progress(len(chunks)) as on_chunk:

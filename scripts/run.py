@@ -11,6 +11,7 @@ from martlet.scripts.console import EXIT_INTERRUPTED, note, print_json, write_te
 from martlet.scripts.figures import DEFINITIONS, figures, figures_line
 
 
+@options.with_load_options
 def run(
     model: options.ModelArgument,
     prompt: Annotated[str, typer.Option("-p", "--prompt", help="Text; `-` reads stdin.")],
@@ -25,10 +26,8 @@ def run(
         bool, typer.Option("--chat/--raw", help="Chat template, or the bare text.")
     ] = False,
     system: Annotated[str | None, typer.Option(help="System message, with --chat.")] = None,
-    executor: options.ExecutorOption = options.ExecutorName.auto,
-    threads: options.ThreadsOption = None,
-    kv_type: options.KvTypeOption = options.KvTypeName.f16,
-    activations: options.ActivationsOption = options.ActivationsName.int8,
+    *,
+    load: options.LoadOptions,
     context: options.ContextOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -46,15 +45,9 @@ def run(
         stop=tuple(stop or ()),
     )
     text = sys.stdin.read() if prompt == "-" else prompt
-    load = {
-        "executor": executor.value,
-        "threads": threads,
-        "context": context,
-        "kv_type": kv_type.value,
-        "activations": activations.value,
-    }
+    arguments = load.arguments(context=context)
     pieces: list[str] = []
-    with open_model(model, **load) as opened, open_engine(opened) as engine:
+    with open_model(model, **arguments) as opened, open_engine(opened) as engine:
         ids = prompt_ids(opened, text, chat=chat, system=system)
         finish = stream(engine, ids, params, pieces.append if as_json else write_text)
         values = {**figures(finish), "executor": opened.executor.name}

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 ROUTES = {True: "/v1/chat/completions", False: "/v1/completions"}  # has a chat template
 
 
+@options.with_load_options
 def serve(
     model: options.ModelArgument,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
@@ -33,10 +34,8 @@ def serve(
         list[str] | None, typer.Option(help="Web page that may call; may be repeated.")
     ] = None,
     max_queue: Annotated[int, typer.Option(min=0, help="Waiting requests before 503.")] = 64,
-    executor: options.ExecutorOption = options.ExecutorName.auto,
-    threads: options.ThreadsOption = None,
-    kv_type: options.KvTypeOption = options.KvTypeName.f16,
-    activations: options.ActivationsOption = options.ActivationsName.int8,
+    *,
+    load: options.LoadOptions,
     context: options.ContextOption = None,
     kv_bytes: options.KvBytesOption = None,
     prefix_folder: options.PrefixFolderOption = None,
@@ -59,15 +58,8 @@ def serve(
     if not is_loopback(host) and not keys:
         note(f"warning: {host} is open to the network and asks for no key; add --api-key")
     called = name or served_name(model)
-    load = {
-        "executor": executor.value,
-        "threads": threads,
-        "context": context,
-        "kv_bytes": kv_bytes,
-        "kv_type": kv_type.value,
-        "activations": activations.value,
-    }
-    with open_model(model, **load) as opened:
+    arguments = load.arguments(context=context, kv_bytes=kv_bytes)
+    with open_model(model, **arguments) as opened:
         serve_http(
             opened,
             model_name=called,
