@@ -67,10 +67,10 @@ static size_t scratch_layout(mt_engine *e, mt_scratch *s, uint8_t *base) {
     struct {
         void **slot;
         size_t n_bytes;
-    } parts[] = {{(void **)&s->codes, MT_K_BLOCKS * 1024},
+    } parts[] = {{(void **)&s->unpacked.buffer, MT_K_BLOCKS * 1024},
                  {(void **)&s->wide, MT_K_FLOATS * MT_TILE_ROWS * sizeof(float)},
-                 {(void **)&s->scales, MT_K_BLOCKS * 64 * sizeof(float)},
-                 {(void **)&s->mins, MT_K_BLOCKS * 64 * sizeof(float)},
+                 {(void **)&s->unpacked.scales, MT_K_BLOCKS * 64 * sizeof(float)},
+                 {(void **)&s->unpacked.mins, MT_K_BLOCKS * 64 * sizeof(float)},
                  {(void **)&s->acc, MT_COL_CHUNK * MT_TILE_ROWS * sizeof(float)},
                  {(void **)&s->row, widest * sizeof(float)},
                  {(void **)&s->attn, MT_ATTN_SCRATCH * sizeof(float)},

@@ -14,6 +14,7 @@ enum {
     MT_K_FLOATS = 128,    /* columns of float weights widened at a time */
     MT_COL_CHUNK = 252,   /* activation rows of one work item: 42 passes of 6 */
     MT_GLU_CHUNK = 512,   /* values of one work item of an activation */
+    MT_TILE_RUN = 4,      /* neighbouring tiles of weights that a thread reads in one go */
     MT_TILE_VECTORS = 24, /* query vectors of an attention item, at least, if there are so many */
     MT_SPLIT_ROWS = 16,   /* rows of a step up to which attention is split over positions */
     MT_PHASES = 2,        /* an op does its work items in one phase, or in two */
@@ -41,9 +42,8 @@ typedef struct mt_kv_region {
 
 /* Scratch of one thread. */
 typedef struct mt_scratch {
-    uint8_t *codes;       /* (MT_K_BLOCKS, 8, 2, 64) */
+    mt_unpacked unpacked; /* MT_K_BLOCKS blocks */
     float *wide;          /* (MT_K_FLOATS, 32) widened weights */
-    float *scales, *mins; /* (MT_K_BLOCKS, 2, 32) */
     float *acc;           /* (MT_COL_CHUNK, 32) */
     float *row;           /* (widest buffer) */
     float *attn;          /* MT_ATTN_SCRATCH floats */

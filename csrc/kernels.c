@@ -12,6 +12,7 @@
 #endif
 
 #include "kernels.h"
+#include "kernels_unpack.h"
 #include "kernels_matmul.h"
 #if defined(__AMX_INT8__)
 #include "kernels_amx.h"
@@ -19,6 +20,8 @@
 #else
 #define MM_Q8 mm_q8
 #endif
+#include "kernels_direct.h"
+#include "kernels_floats.h"
 #include "kernels_rows.h"
 #include "kernels_attention_tile.h"
 #include "kernels_attention.h"

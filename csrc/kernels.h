@@ -45,17 +45,24 @@ typedef struct mt_attn_rows {
     int32_t end[MT_ATTN_MAX_ROWS];
 } mt_attn_rows;
 
+/* Blocks of one tile, ready to multiply. */
+typedef struct mt_unpacked {
+    const uint8_t *codes; /* u8 [block][half][column group][64], blocks code_stride apart */
+    size_t code_stride;
+    uint8_t *buffer;      /* room for the codes of formats that do not lie like this in memory */
+    float *scales, *mins; /* f32 [block][sub][32]; mins of formats that have them */
+} mt_unpacked;
+
 typedef struct mt_kernels {
-    /* Codes of `n_blocks` blocks from block `b` of a tile, as u8 [block][column group][half][64],
-     * with scales f32 [block][sub][32] and, for formats with a minimum, mins alike. */
-    void (*unpack)(const mt_layout *f, const uint8_t *tile, int64_t b, int n_blocks, uint8_t *codes,
-                   float *scales, float *mins);
+    /* `n_blocks` blocks from block `b` of a tile; `out` holds the memory. */
+    void (*unpack)(const mt_layout *f, const uint8_t *tile, int64_t b, int n_blocks,
+                   mt_unpacked *out);
     /* acc[column][32] += (is_first: =) products of unpacked blocks with n_cols activation rows, in
      * ascending block order. `x` points at block b of the first row. Meanwhile ahead_bytes at
      * `ahead` are fetched towards the core: the packed blocks of the next call. */
-    void (*mm_q8)(const mt_layout *f, const uint8_t *codes, const float *scales, const float *mins,
-                  int n_blocks, const mt_q8_block *x, size_t x_stride, int n_cols, int is_first,
-                  const uint8_t *ahead, size_t ahead_bytes, float *acc);
+    void (*mm_q8)(const mt_layout *f, const mt_unpacked *w, int n_blocks, const mt_q8_block *x,
+                  size_t x_stride, int n_cols, int is_first, const uint8_t *ahead,
+                  size_t ahead_bytes, float *acc);
     /* acc[column][32] = the same products of a whole packed tile, for up to direct_cols columns,
      * each with its own activation row: nothing is unpacked to memory. */
     int direct_cols; /* at most MT_DIRECT_COLS: beyond, unpacking once is cheaper */
@@ -64,8 +71,7 @@ typedef struct mt_kernels {
     /* Columns k..k + n of a float tile as f32 [n][32]. */
     void (*unpack_float)(int32_t format, const uint8_t *tile, int64_t k, int n, float *w);
     /* Unpacked blocks as f32 [32 * n_blocks][32]: the values that the file's format defines. */
-    void (*widen)(const mt_layout *f, const uint8_t *codes, const float *scales, const float *mins,
-                  int n_blocks, float *w);
+    void (*widen)(const mt_layout *f, const mt_unpacked *from, int n_blocks, float *w);
     /* acc[column][32] += w[k][32] * x[column][k], k ascending. */
     void (*mm_f32)(const float *w, int n, const float *x, size_t x_stride, int n_cols, float *acc);
 

@@ -31,11 +31,11 @@ static void amx_configure(void) {
     _tile_loadconfig(&config);
 }
 
-ALWAYS void amx_multiply(int b, const uint8_t *codes, const mt_q8_block *x, size_t x_stride) {
-    const uint8_t *w = codes + (size_t)b * 1024;
+ALWAYS void amx_multiply(int b, const mt_unpacked *w, const mt_q8_block *x, size_t x_stride) {
+    const uint8_t *codes = w->codes + (size_t)b * w->code_stride;
     _tile_loadd(4, x[b].q, x_stride);
-    _tile_loadd(5, w, 128);
-    _tile_loadd(6, w + 64, 128);
+    _tile_loadd(5, codes, 64);
+    _tile_loadd(6, codes + 512, 64);
     if (b & 1) {
         _tile_zero(0);
         _tile_dpbsud(0, 4, 5);
@@ -63,21 +63,23 @@ ALWAYS void amx_store(int b, amx_dots dots) {
 
 /* AMX_COLS columns x both halves, as mm_tile with n_sub 1. A product is begun two blocks before its
  * sums are used and stored one block before, so that nobody waits for it. */
-ALWAYS void amx_tile(int has_min, int bias, const uint8_t *codes, const float *scales,
-                     const float *mins, int n_blocks, const mt_q8_block *x, size_t x_stride,
-                     int is_first, float *acc) {
+ALWAYS void amx_tile(int has_min, int bias, const mt_unpacked *w, int n_blocks,
+                     const mt_q8_block *x, size_t x_stride, int is_first, mm_ahead ahead,
+                     float *acc) {
+    const float *scales = w->scales, *mins = w->mins;
     _Alignas(64) amx_dots dots[2];
     vf sum[2][AMX_COLS];
     UNROLL(12)
     for (int c = 0; c < AMX_COLS; c++)
         for (int h = 0; h < 2; h++)
             sum[h][c] = is_first ? vf_set1(0.0f) : vf_load(acc + c * 32 + h * 16);
-    amx_multiply(0, codes, x, x_stride);
-    if (n_blocks > 1) amx_multiply(1, codes, x, x_stride);
+    amx_multiply(0, w, x, x_stride);
+    if (n_blocks > 1) amx_multiply(1, w, x, x_stride);
     amx_store(0, dots[0]);
     UNROLL(2)
     for (int b = 0; b < n_blocks; b++, scales += 32, mins += 32) {
-        if (b + 2 < n_blocks) amx_multiply(b + 2, codes, x, x_stride);
+        fetch_some(&ahead);
+        if (b + 2 < n_blocks) amx_multiply(b + 2, w, x, x_stride);
         if (b + 1 < n_blocks) amx_store(b + 1, dots[(b + 1) % 2]);
         vf dw[2], mw[2];
         for (int h = 0; h < 2; h++) {
@@ -101,10 +103,9 @@ ALWAYS void amx_tile(int has_min, int bias, const uint8_t *codes, const float *s
 }
 
 #define AMX_FUNCTION(name, n_sub, has_min, bias)                                                   \
-    static void amx_##name(const uint8_t *codes, const float *scales, const float *mins,           \
-                           int n_blocks, const mt_q8_block *x, size_t x_stride, int is_first,      \
-                           float *acc) {                                                           \
-        amx_tile(has_min, bias, codes, scales, mins, n_blocks, x, x_stride, is_first, acc);        \
+    static void amx_##name(const mt_unpacked *w, int n_blocks, const mt_q8_block *x,               \
+                           size_t x_stride, int is_first, mm_ahead ahead, float *acc) {            \
+        amx_tile(has_min, bias, w, n_blocks, x, x_stride, is_first, ahead, acc);                   \
     }
 #define AMX_NAME(name, ...) amx_##name,
 /* clang-format off */
@@ -113,23 +114,17 @@ static mm_tile_fn *const amx_by_class[] = {MM_CLASSES_1(AMX_NAME)};
 /* clang-format on */
 
 /* mm_q8 by twelves; what is left over goes to vectors. */
-static void mm_q8_amx(const mt_layout *f, const uint8_t *codes, const float *scales,
-                      const float *mins, int n_blocks, const mt_q8_block *x, size_t x_stride,
-                      int n_cols, int is_first, const uint8_t *ahead, size_t ahead_bytes,
-                      float *acc) {
+static void mm_q8_amx(const mt_layout *f, const mt_unpacked *w, int n_blocks, const mt_q8_block *x,
+                      size_t x_stride, int n_cols, int is_first, const uint8_t *ahead,
+                      size_t ahead_bytes, float *acc) {
     const int passes = f->n_sub == 1 ? n_cols / AMX_COLS : 0, done = passes * AMX_COLS;
-    const size_t lines = (ahead_bytes + 63) / 64;
     if (passes) amx_configure();
-    for (int p = 0; p < passes; p++) {
-        const size_t stop = lines * ((size_t)p + 1) / (size_t)passes;
-        for (size_t line = lines * (size_t)p / (size_t)passes; line < stop; line++)
-            __builtin_prefetch(ahead + line * 64, 0, 2);
-        amx_by_class[mm_class_of(f) - mm_classes](codes, scales, mins, n_blocks,
-                                                  column(x, x_stride, p * AMX_COLS), x_stride,
-                                                  is_first, acc + p * AMX_COLS * 32);
-    }
+    for (int p = 0; p < passes; p++)
+        amx_by_class[mm_class_of(f) - mm_classes](
+            w, n_blocks, column(x, x_stride, p * AMX_COLS), x_stride, is_first,
+            share_of(ahead, ahead_bytes, p, passes, n_blocks), acc + p * AMX_COLS * 32);
     if (passes) _tile_release(); /* or every switch of threads saves 8 KB of tiles */
     if (done < n_cols)
-        mm_q8(f, codes, scales, mins, n_blocks, column(x, x_stride, done), x_stride, n_cols - done,
-              is_first, ahead, passes ? 0 : ahead_bytes, acc + done * 32);
+        mm_q8(f, w, n_blocks, column(x, x_stride, done), x_stride, n_cols - done, is_first, ahead,
+              passes ? 0 : ahead_bytes, acc + done * 32);
 }

@@ -17,7 +17,7 @@ static const uint8_t *tile_of(const mt_weight *w, int64_t tile) {
 }
 
 static void multiply_unpacked(mt_engine *e, const mt_weight *w, const uint8_t *tile,
-                              const row_chunk *c, const mt_scratch *s, float *acc) {
+                              const row_chunk *c, mt_scratch *s, float *acc) {
     const mt_kernels *k = e->kernels;
     const int n_blocks = (int)(w->cols / MT_BLOCK);
     const size_t stride = (size_t)e->buffers[c->in].row_bytes;
@@ -26,19 +26,20 @@ static void multiply_unpacked(mt_engine *e, const mt_weight *w, const uint8_t *t
     const int runs = (n_blocks + MT_K_BLOCKS - 1) / MT_K_BLOCKS; /* of almost equal length */
     for (int r = 0, b = 0, run; r < runs; r++, b += run) {
         run = (n_blocks - b + runs - r - 1) / (runs - r);
-        k->unpack(w->layout, tile, b, run, s->codes, s->scales, s->mins);
+        k->unpack(w->layout, tile, b, run, &s->unpacked);
+        /* each plane meanwhile fetches its part of the blocks that come next */
         const uint8_t *next = tile + mt_block_offset(w->layout, b + run);
-        k->mm_q8(w->layout, s->codes, s->scales, s->mins, run, x + b, stride, c->n, b == 0, next,
-                 (size_t)run * mt_block_bytes(w->layout), acc);
+        const size_t part = (size_t)run * mt_block_bytes(w->layout) / (rest ? 2 : 1);
+        k->mm_q8(w->layout, &s->unpacked, run, x + b, stride, c->n, b == 0, next, part, acc);
         if (rest)
-            k->mm_q8(w->layout, s->codes, s->scales, s->mins, run, rest + b, stride, c->n, b == 0,
-                     next, 0, acc + c->n * MT_TILE_ROWS);
+            k->mm_q8(w->layout, &s->unpacked, run, rest + b, stride, c->n, b == 0, next + part,
+                     part, acc + c->n * MT_TILE_ROWS);
     }
 }
 
 /* Float rows: columns k..k + n of the tile are widened, then multiplied in ascending order. */
 static void multiply_floats(mt_engine *e, const mt_weight *w, const uint8_t *tile,
-                            const row_chunk *c, const mt_scratch *s, float *acc) {
+                            const row_chunk *c, mt_scratch *s, float *acc) {
     const mt_kernels *kernels = e->kernels;
     const size_t stride = (size_t)e->buffers[c->in].row_bytes / sizeof(float);
     const float *x = mt_row_f32(e, c->in, c->first);
@@ -48,8 +49,8 @@ static void multiply_floats(mt_engine *e, const mt_weight *w, const uint8_t *til
             kernels->unpack_float(w->format, tile, k, run, s->wide);
         } else {
             const int blocks = run / MT_BLOCK;
-            kernels->unpack(w->layout, tile, k / MT_BLOCK, blocks, s->codes, s->scales, s->mins);
-            kernels->widen(w->layout, s->codes, s->scales, s->mins, blocks, s->wide);
+            kernels->unpack(w->layout, tile, k / MT_BLOCK, blocks, &s->unpacked);
+            kernels->widen(w->layout, &s->unpacked, blocks, s->wide);
         }
         kernels->mm_f32(s->wide, run, x + k, stride, c->n, acc);
     }
@@ -57,7 +58,7 @@ static void multiply_floats(mt_engine *e, const mt_weight *w, const uint8_t *til
 
 /* acc[n][32] = tile * rows, and behind that the same of the rest. */
 static void multiply_tile(mt_engine *e, const mt_weight *w, int64_t tile, const row_chunk *c,
-                          const mt_scratch *s, float *acc) {
+                          mt_scratch *s, float *acc) {
     const uint8_t *packed = tile_of(w, tile);
     const int planes = c->rest >= 0 ? 2 : 1, n = c->n * MT_TILE_ROWS;
     const int is_q8 = e->buffers[c->in].kind == MT_BUF_Q8;
@@ -94,10 +95,31 @@ static int count_chunks(const mt_engine *e, int n_tiles, int n, int sums) {
     return chunks;
 }
 
-static row_chunk chunk_of(const mt_op *op, int chunk, int chunks, int n) {
-    const int first = (int)((int64_t)n * chunk / chunks);
-    return (row_chunk){op->in[0], op->in[1], first,
-                       (int)((int64_t)n * (chunk + 1) / chunks) - first};
+/* Work items of an op, chunk by chunk: `runs` runs of `run` tiles, then single tiles. Where all rows
+ * are one chunk, three quarters of the tiles go out in runs, in which a thread reads on where it
+ * stopped; the rest go one by one, so that the threads end together. */
+typedef struct {
+    int chunks, n_tiles, run, runs;
+} work;
+
+static work work_of(const mt_engine *e, int n_tiles, int n, int sums) {
+    work w = {.chunks = count_chunks(e, n_tiles, n, sums), .n_tiles = n_tiles, .run = 1};
+    const int run = n_tiles / (8 * e->n_threads);
+    if (w.chunks == 1 && run > 1) w.run = run < MT_TILE_RUN ? run : MT_TILE_RUN;
+    w.runs = n_tiles * 3 / 4 / w.run;
+    return w;
+}
+
+static int items_of_chunk(const work *w) { return w->runs + w->n_tiles - w->runs * w->run; }
+
+/* The tiles [first, stop) of an item, and its rows. */
+static row_chunk chunk_of(const mt_op *op, const work *w, int item, int n, int *first, int *stop) {
+    const int per_chunk = items_of_chunk(w), chunk = item / per_chunk, i = item % per_chunk;
+    *first = i < w->runs ? i * w->run : w->runs * w->run + i - w->runs;
+    *stop = *first + (i < w->runs ? w->run : 1);
+    const int row = (int)((int64_t)n * chunk / w->chunks);
+    return (row_chunk){op->in[0], op->in[1], row,
+                       (int)((int64_t)n * (chunk + 1) / w->chunks) - row};
 }
 
 static int rows_of(const mt_engine *e, const mt_op *op) {
@@ -112,42 +134,49 @@ static int stacked_tiles(const mt_engine *e, const mt_op *op) {
     return (int)n;
 }
 
+static work linear_work(const mt_engine *e, const mt_op *op) {
+    return work_of(e, stacked_tiles(e, op), rows_of(e, op), n_planes(op));
+}
+
 static int count_linear(const mt_engine *e, const mt_op *op) {
-    const int n_tiles = stacked_tiles(e, op);
-    return n_tiles * count_chunks(e, n_tiles, rows_of(e, op), n_planes(op));
+    const work w = linear_work(e, op);
+    return w.chunks * items_of_chunk(&w);
 }
 
 static void run_linear(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {
-    const int n_tiles = stacked_tiles(e, op), n = rows_of(e, op);
-    const int chunks = count_chunks(e, n_tiles, n, n_planes(op));
-    const row_chunk c = chunk_of(op, item / n_tiles, chunks, n);
-    int64_t tile = item % n_tiles, col = op->i[0];
-    int at = 0;
-    for (; tile >= e->weights[op->w[at]].n_tiles; at++) {
-        tile -= e->weights[op->w[at]].n_tiles;
-        col += e->weights[op->w[at]].rows;
+    const work work = linear_work(e, op);
+    int first, stop;
+    const row_chunk c = chunk_of(op, &work, item, rows_of(e, op), &first, &stop);
+    for (int i = first; i < stop; i++) {
+        int64_t tile = i, col = op->i[0];
+        int at = 0;
+        for (; tile >= e->weights[op->w[at]].n_tiles; at++) {
+            tile -= e->weights[op->w[at]].n_tiles;
+            col += e->weights[op->w[at]].rows;
+        }
+        const mt_weight *w = &e->weights[op->w[at]];
+        multiply_tile(e, w, tile, &c, s, s->acc);
+        emit_tile(e, w, op->w[3 + at], tile, &c, s->acc, op->flags & MT_FLAG_ACCUMULATE,
+                  (size_t)e->buffers[op->out].width,
+                  mt_row_f32(e, op->out, c.first) + col + tile * MT_TILE_ROWS);
     }
-    const mt_weight *w = &e->weights[op->w[at]];
-    multiply_tile(e, w, tile, &c, s, s->acc);
-    emit_tile(e, w, op->w[3 + at], tile, &c, s->acc, op->flags & MT_FLAG_ACCUMULATE,
-              (size_t)e->buffers[op->out].width,
-              mt_row_f32(e, op->out, c.first) + col + tile * MT_TILE_ROWS);
 }
 
 const mt_phase mt_linear_phase = {count_linear, run_linear};
 
 /* -- linear_glu: activation(gate) * up, tile by tile ------------------------------------------- */
 
-static int count_linear_glu(const mt_engine *e, const mt_op *op) {
-    const int n_tiles = (int)e->weights[op->w[0]].n_tiles;
-    return n_tiles * count_chunks(e, n_tiles, rows_of(e, op), 2 * n_planes(op));
+static work glu_work(const mt_engine *e, const mt_op *op) {
+    return work_of(e, (int)e->weights[op->w[0]].n_tiles, rows_of(e, op), 2 * n_planes(op));
 }
 
-static void run_linear_glu(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {
+static int count_linear_glu(const mt_engine *e, const mt_op *op) {
+    const work w = glu_work(e, op);
+    return w.chunks * items_of_chunk(&w);
+}
+
+static void run_glu_tile(mt_engine *e, const mt_op *op, int tile, row_chunk c, mt_scratch *s) {
     const mt_weight *gate = &e->weights[op->w[0]], *up = &e->weights[op->w[1]];
-    const int n_tiles = (int)gate->n_tiles, n = rows_of(e, op);
-    const int chunks = count_chunks(e, n_tiles, n, 2 * n_planes(op)), tile = item % n_tiles;
-    const row_chunk c = chunk_of(op, item / n_tiles, chunks, n);
     float *gates = s->acc, *ups = s->acc + c.n * n_planes(op) * MT_TILE_ROWS;
     multiply_tile(e, gate, tile, &c, s, gates);
     multiply_tile(e, up, tile, &c, s, ups);
@@ -165,6 +194,13 @@ static void run_linear_glu(mt_engine *e, const mt_op *op, int item, mt_scratch *
     /* the 32 values of a row and tile are one block */
     mt_store_q8(e, op, c.first, tile, gates, c.n * MT_TILE_ROWS,
                 (size_t)e->buffers[op->out].row_bytes);
+}
+
+static void run_linear_glu(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {
+    const work work = glu_work(e, op);
+    int first, stop;
+    const row_chunk c = chunk_of(op, &work, item, rows_of(e, op), &first, &stop);
+    for (int tile = first; tile < stop; tile++) run_glu_tile(e, op, tile, c, s);
 }
 
 const mt_phase mt_linear_glu_phase = {count_linear_glu, run_linear_glu};

@@ -1,0 +1,92 @@
+/* From packed blocks to bytes and floats that products read. */
+#include "formats.h"
+
+#define ALWAYS static inline __attribute__((always_inline))
+
+/* Column group g (4 columns) of one 16-row half of a block. */
+ALWAYS vb load_codes(int kind, const uint8_t *codes, int half, int g) {
+    const uint8_t *n4 = codes + half * 256;
+    switch (kind) {
+    case MT_CODES_B8: return vb_load(codes + half * 512 + g * 64);
+    case MT_CODES_P2: return vb_pair(vb_load(codes + half * 128 + g / 4 * 64), g & 3, 0);
+    case MT_CODES_P2H1: {
+        vb low = vb_pair(vb_load(codes + half * 128 + g / 4 * 64), g & 3, 0);
+        return vb_or_bit(low, vb_load(codes + 256 + half * 64), g, 4);
+    }
+    default: break;
+    }
+    vb packed = vb_load(n4 + (g & 3) * 64);
+    vb low = g < 4 ? vb_low4(packed) : vb_high4(packed);
+    if (kind == MT_CODES_N4H1) return vb_or_bit(low, vb_load(codes + 512 + half * 64), g, 16);
+    if (kind == MT_CODES_N4P2)
+        return vb_or(low, vb_pair(vb_load(codes + 512 + half * 128 + g / 4 * 64), g & 3, 4));
+    return low;
+}
+
+ALWAYS void unpack_codes(int kind, int is_lookup, const uint8_t *block, uint8_t *out) {
+    for (int half = 0; half < 2; half++) {
+        UNROLL(8)
+        for (int g = 0; g < 8; g++) {
+            vb v = load_codes(kind, block, half, g);
+            if (is_lookup) v = vb_lookup16(v, mt_iq4_values);
+            vb_store(out + half * 512 + g * 64, v);
+        }
+    }
+}
+
+ALWAYS void unpack_scales(const mt_layout *f, const uint8_t *scale, const uint8_t *header,
+                          float *scales, float *mins) {
+    const uint16_t *d = (const uint16_t *)(const void *)header;
+    for (int half = 0; half < 2; half++) {
+        const int at = half * 16;
+        if (f->scales == MT_SCALES_D || f->scales == MT_SCALES_DM) {
+            const uint16_t *legacy = (const uint16_t *)(const void *)scale;
+            vf_store(scales + at, vf_load_f16(legacy + at));
+            if (f->scales == MT_SCALES_DM) vf_store(mins + at, vf_load_f16(legacy + 32 + at));
+            continue;
+        }
+        const vf super_d = vf_load_f16(d + at);
+        for (int sub = 0; sub < f->n_sub; sub++) {
+            const uint8_t *s = scale + sub * 32 + at;
+            vf_store(scales + sub * 32 + at,
+                     vf_mul(super_d, f->is_signed_s ? vf_load_i8(s) : vf_load_u8(s)));
+            if (f->scales == MT_SCALES_SM) {
+                vf m = vf_mul(vf_load_f16(d + 32 + at), vf_load_u8(s + f->n_sub * 32));
+                vf_store(mins + sub * 32 + at, vf_sub(vf_set1(0.0f), m));
+            }
+        }
+    }
+}
+
+#define UNPACK_CASE(kind, lookup)                                                                  \
+    for (int i = 0; i < n_blocks; i++)                                                             \
+        unpack_codes(kind, lookup, tile + mt_block_offset(f, b + i), codes + (size_t)i * 1024);    \
+    break
+
+/* Whole bytes need no unpacking: they are read where they lie. */
+static void unpack(const mt_layout *f, const uint8_t *tile, int64_t b, int n_blocks,
+                   mt_unpacked *out) {
+    const int is_bytes = f->codes == MT_CODES_B8;
+    uint8_t *codes = out->buffer;
+    out->codes = is_bytes ? tile + mt_block_offset(f, b) : codes;
+    out->code_stride = is_bytes ? mt_block_bytes(f) : 1024;
+    switch (f->codes) {
+    case MT_CODES_N4:
+        if (f->is_lookup) {
+            UNPACK_CASE(MT_CODES_N4, 1);
+        }
+        UNPACK_CASE(MT_CODES_N4, 0);
+    case MT_CODES_N4H1: UNPACK_CASE(MT_CODES_N4H1, 0);
+    case MT_CODES_N4P2: UNPACK_CASE(MT_CODES_N4P2, 0);
+    case MT_CODES_P2: UNPACK_CASE(MT_CODES_P2, 0);
+    case MT_CODES_P2H1: UNPACK_CASE(MT_CODES_P2H1, 0);
+    default: break;
+    }
+    const size_t code_bytes = mt_code_bytes(f->codes);
+    for (int i = 0; i < n_blocks; i++) {
+        const uint8_t *scale = tile + mt_block_offset(f, b + i) + code_bytes;
+        const size_t at = (size_t)i * (size_t)f->n_sub * 32;
+        unpack_scales(f, scale, tile + mt_header_offset(f, b + i), out->scales + at,
+                      out->mins + at);
+    }
+}
