@@ -54,10 +54,8 @@ static const struct {
 } loops_by_isa[] = {
     {"scalar", &mt_limit_loops_scalar},
 #if defined(__x86_64__)
-    {"avx2", &mt_limit_loops_avx2},
-    {"avxvnni", &mt_limit_loops_avxvnni},
-    {"avx512", &mt_limit_loops_avx512},
-    {"amx", &mt_limit_loops_amx},
+    {"avx2", &mt_limit_loops_avx2},     {"avxvnni", &mt_limit_loops_avxvnni},
+    {"avx512", &mt_limit_loops_avx512}, {"amx", &mt_limit_loops_amx},
 #endif
 };
 
