@@ -15,7 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from ..runtime.errors import MartletError
 from ..runtime.tokenizer import Tokenizer
-from . import ollama
+from . import anthropic, ollama
 from .bridge import EngineLike
 from .chat import ChatTemplate
 from .errors import SERVER_FAULT, ApiError, fault, from_typed
@@ -67,6 +67,7 @@ def create_app(
     add_status_routes(app, service)
     add_page(app)
     _add_generating_routes(app, service)
+    anthropic.add_routes(app, service)
     ollama.add_routes(app, service)
     _add_doors(app, options)
     return app
@@ -89,6 +90,7 @@ def _add_generating_routes(app: FastAPI, service: Service) -> None:
     routes = {
         "/v1/chat/completions": CHAT_ROUTE,
         "/v1/completions": COMPLETION_ROUTE,
+        **anthropic.ROUTES,
         **ollama.ROUTES,
     }
     for path, route in routes.items():
