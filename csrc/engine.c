@@ -16,10 +16,11 @@
 int32_t mt_abi_version(void) { return MT_ABI_VERSION; }
 
 int64_t mt_sizeof(int32_t which) {
-    static const size_t sizes[] = {sizeof(mt_op),       sizeof(mt_buffer), sizeof(mt_tensor),
-                                   sizeof(mt_kv_layer), sizeof(mt_plan),   sizeof(mt_options),
-                                   sizeof(mt_step),     sizeof(mt_info),   sizeof(mt_bad_value)};
-    return which >= 0 && which < 9 ? (int64_t)sizes[which] : -1;
+    static const size_t sizes[] = {sizeof(mt_op),        sizeof(mt_buffer), sizeof(mt_tensor),
+                                   sizeof(mt_kv_layer),  sizeof(mt_plan),   sizeof(mt_options),
+                                   sizeof(mt_step),      sizeof(mt_info),   sizeof(mt_bad_value),
+                                   sizeof(mt_draw_terms)};
+    return which >= 0 && which < 10 ? (int64_t)sizes[which] : -1;
 }
 
 static void *copied(const void *from, size_t n, size_t size) {

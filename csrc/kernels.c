@@ -47,4 +47,5 @@ const mt_kernels MT_TABLE_NAME(MT_ISA) = {
     .attend_split = attend_split,
     .attend_merge = attend_merge,
     .attend_finish = attend_finish,
+    .weigh = weigh,
 };

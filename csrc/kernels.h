@@ -9,6 +9,7 @@ enum { MT_DIRECT_COLS = 6 }; /* of the widest tile */
 
 enum {
     MT_SPLIT = 256,        /* positions of one attention split, aligned at absolute multiples */
+    MT_WEIGHT_RUN = 256,   /* weights that are summed at a time, see mt_draw */
     MT_ATTN_MAX_ROWS = 96, /* query vectors that attend_split takes at once */
     MT_ATTN_BLOCK = 64,    /* positions and dimensions made floats at a time: 16 KB, of an L1 */
     MT_ATTN_SCRATCH = MT_ATTN_MAX_ROWS * MT_SPLIT + MT_ATTN_BLOCK * MT_ATTN_BLOCK
@@ -103,6 +104,9 @@ typedef struct mt_kernels {
     void (*attend_merge)(int n_rows, const float *m, const float *l, const float *o, int stride,
                          float *big_m, float *big_l, float *big_o);
     void (*attend_finish)(const float *o, float l, int n, float *out);
+
+    /* w = exp((x - best) / temperature), and its sum over every MT_WEIGHT_RUN neighbours. */
+    void (*weigh)(const float *x, int n, float best, float temperature, float *w, double *sums);
 } mt_kernels;
 
 extern const mt_kernels mt_kernels_scalar;

@@ -113,6 +113,30 @@ static void glu(const float *gate, const float *up, int n, int activation, float
     }
 }
 
+/* Sixteen sums side by side, folded in halves: the same order for every width of vectors. */
+static double sum_of(const float *w, int n) {
+    double lanes[16] = {0};
+    for (int i = 0; i < n / 16 * 16; i += 16)
+        for (int lane = 0; lane < 16; lane++) lanes[lane] += w[i + lane];
+    for (int i = n / 16 * 16; i < n; i++) lanes[i % 16] += w[i];
+    for (int half = 8; half; half /= 2)
+        for (int lane = 0; lane < half; lane++) lanes[lane] += lanes[lane + half];
+    return lanes[0];
+}
+
+static void weigh(const float *x, int n, float best, float temperature, float *w, double *sums) {
+    const vf b = vf_set1(best), t = vf_set1(temperature);
+    for (int at = 0; at < n; at += MT_WEIGHT_RUN) {
+        const int count = n - at < MT_WEIGHT_RUN ? n - at : MT_WEIGHT_RUN;
+        for (int i = at; i < at + count; i += 16) {
+            vf below = vf_sub(load_part(x + i, at + count - i), b);
+            if (temperature != 1.0f) below = vf_div(below, t);
+            store_part(w + i, vf_exp(below), at + count - i);
+        }
+        sums[at / MT_WEIGHT_RUN] = sum_of(w + at, count);
+    }
+}
+
 static void add(const float *x, int n, float *out) {
     for (int i = 0; i < n; i += 16)
         store_part(out + i, vf_add(load_part(out + i, n - i), load_part(x + i, n - i)), n - i);

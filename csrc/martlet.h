@@ -19,7 +19,7 @@
 /* ---- cffi begins ---- */
 
 enum {
-    MT_ABI_VERSION = 4,
+    MT_ABI_VERSION = 5,
     MT_ERR_BYTES = 256 /* size of the message buffer that a failing call fills */
 };
 
@@ -172,7 +172,8 @@ typedef struct mt_engine mt_engine;
 
 /* Calls that can fail return 0 on success; otherwise they fill err (MT_ERR_BYTES) with one line. */
 int32_t mt_abi_version(void);
-/* sizeof of: 0 op, 1 buffer, 2 tensor, 3 kv_layer, 4 plan, 5 options, 6 step, 7 info, 8 bad_value. */
+/* sizeof of: 0 op, 1 buffer, 2 tensor, 3 kv_layer, 4 plan, 5 options, 6 step, 7 info, 8 bad_value,
+ * 9 draw_terms. */
 int64_t mt_sizeof(int32_t which);
 int32_t mt_n_isas(void);
 const char *mt_isa_name(int32_t isa);
@@ -196,6 +197,21 @@ void mt_engine_info(const mt_engine *engine, mt_info *info);
 /* Nanoseconds that thread 0 spent in each op so far, barrier included: ns[n_ops] of the plan. */
 void mt_engine_profile(const mt_engine *engine, int64_t *ns);
 void mt_engine_free(mt_engine *engine);
+
+/* How to draw a token: exp((logit - best) / temperature) of each are the weights. */
+typedef struct mt_draw_terms {
+    double top_p;   /* 1: off */
+    double min_p;   /* 0: off */
+    double uniform; /* in [0, 1): whose share of the cumulated weight holds it is drawn */
+    float best;     /* the largest logit, which is finite; none of them is NaN */
+    float temperature;
+} mt_draw_terms;
+
+/* Draws one of n tokens; scratch has mt_draw_bytes, is aligned to 8, and holds the sums of runs and
+ * then the weights afterwards. -1 for an unknown isa or n < 1. */
+int64_t mt_draw_bytes(int32_t n);
+int64_t mt_draw(int32_t isa, const float *logits, int32_t n, const mt_draw_terms *terms,
+                void *scratch);
 
 /* Upper limits of this machine, per second and over all threads at once. */
 enum mt_limit_kind {
@@ -233,6 +249,9 @@ MT_API int32_t mt_engine_write_block(mt_engine *engine, mt_block block, const ui
 MT_API void mt_engine_info(const mt_engine *engine, mt_info *info);
 MT_API void mt_engine_profile(const mt_engine *engine, int64_t *ns);
 MT_API void mt_engine_free(mt_engine *engine);
+MT_API int64_t mt_draw_bytes(int32_t n);
+MT_API int64_t mt_draw(int32_t isa, const float *logits, int32_t n, const mt_draw_terms *terms,
+                       void *scratch);
 MT_API mt_limits *mt_limits_create(int32_t isa, int32_t n_threads, int64_t buffer_bytes, char *err);
 MT_API double mt_limits_measure(mt_limits *limits, int32_t kind, int64_t span_bytes,
                                 double seconds);

@@ -29,7 +29,7 @@ from .mailbox import Mailbox
 from .pace import Pace
 from .prefix_store import DiskTier, PrefixStore, SavingExecutor
 from .request import Constraint, Request, Scheduled, State
-from .sampling import Logits, sample, token_logprob
+from .sampling import Drawer, Logits, sample, token_logprob
 from .sampling_params import CHOSEN_SEED_BITS, SamplingParams
 from .scheduler import Scheduler
 from .service import Service
@@ -107,6 +107,7 @@ class Engine:
             )
         self._mailbox = Mailbox(self.scheduler.max_running + max_queue)
         self._executor = executor
+        self._drawer: Drawer | None = getattr(executor, "drawer", None)
         self._tokenizer = tokenizer
         self._counts = Counts()
         self._outbox: deque[tuple[Request, Event]] = deque()
@@ -241,11 +242,13 @@ class Engine:
         return True
 
     def _draw(self, drawing: Sequence[Request], logits: Logits) -> None:
+        logits = logits[:, : self._tokenizer.vocab_size]  # without padding entries
+        best_ids = logits.argmax(axis=1).tolist()
         self._holds_events = True
         try:
-            for request, row in zip(drawing, logits, strict=True):
+            for request, row, best_id in zip(drawing, logits, best_ids, strict=True):
                 try:
-                    self._advance(request, row[: self._tokenizer.vocab_size])
+                    self._advance(request, row, best_id)
                 except Exception as error:
                     self._fail(request, error)
         finally:
@@ -295,8 +298,8 @@ class Engine:
                 self._counts.count_admitted(item.request)
                 log.debug("request %s: prefix miss %s", item.request.id, item.request.miss)
 
-    def _advance(self, request: Request, logits: Logits) -> None:
-        """Draws one token and tells the owner; logits (vocab_size,) without padding entries."""
+    def _advance(self, request: Request, logits: Logits, best_id: int) -> None:
+        """Draws one token and tells the owner; logits (vocab_size,), best_id: of the first best."""
         params, constraint = request.params, request.constraint
         token_id = sample(
             logits,
@@ -305,6 +308,8 @@ class Engine:
             n_prompt=request.n_prompt,
             tokens=request.tokens,
             allowed=constraint.allowed() if constraint else None,
+            best_id=best_id,
+            drawer=self._drawer,
         )
         if constraint:
             constraint.accept(token_id)

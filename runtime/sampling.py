@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +28,19 @@ Allowed = npt.NDArray[np.bool_]
 Weights = npt.NDArray[np.float32]
 """Probabilities up to a factor, that of the best token being 1."""
 
+
+class Drawer(Protocol):
+    """An executor's own way to draw by temperature, top_p and min_p, with the meaning of the NumPy
+    one below. best: the largest logit."""
+
+    def __call__(
+        self, logits: Logits, best: float, params: SamplingParams, uniform: float
+    ) -> int: ...
+
+
 # Vocabularies are searched for their best few by a bound over this many interleaved groups.
-N_GROUPS = 8192
+# There are more of them for more values, so that few others reach the bound.
+LEAST_GROUPS, MOST_GROUPS, GROUPS_PER_VALUE = 1024, 8192, 16
 # A place among many values is looked for by sums of runs first; so few are added up one by one.
 FEW, RUN = 4096, 256
 
@@ -141,10 +152,11 @@ def _near_best(values: npt.NDArray[Any], n: int) -> Places:
     n groups have a maximum of at least the n-th largest group maximum, hence so have n values: a
     bound that costs one pass, and that few other values reach.
     """
-    n_per_group = len(values) // N_GROUPS
-    if n > N_GROUPS or n_per_group < 2:
+    n_groups = min(max(LEAST_GROUPS, GROUPS_PER_VALUE * n), MOST_GROUPS)
+    n_per_group = len(values) // n_groups
+    if n > n_groups or n_per_group < 2:
         return np.flatnonzero(values >= np.partition(values, -n)[-n])
-    groups = values[: n_per_group * N_GROUPS].reshape(n_per_group, N_GROUPS).max(axis=0)
+    groups = values[: n_per_group * n_groups].reshape(n_per_group, n_groups).max(axis=0)
     return np.flatnonzero(values >= np.partition(groups, -n)[-n])
 
 
@@ -193,20 +205,27 @@ def sample(
     n_prompt: int,
     tokens: TokenIds,
     allowed: Allowed | None = None,
+    best_id: int | None = None,
+    drawer: Drawer | None = None,
 ) -> int:
     """The next token after `tokens` (prompt, then output).
 
+    best_id: the first of the largest logits, where it is known. drawer: to use instead of NumPy.
     Raises ModelError when the logits hold NaN, or when nothing is left to choose.
     """
     if allowed is not None or params.adjusts:
-        logits = _adjusted(logits, params, n_prompt, tokens, allowed)
-    best_id = int(logits.argmax())  # NaN counts as the largest, so it is found here
+        logits, best_id = _adjusted(logits, params, n_prompt, tokens, allowed), None
+    if best_id is None:
+        best_id = int(logits.argmax())  # NaN counts as the largest, so it is found here
     best, n_output = float(logits[best_id]), len(tokens) - n_prompt
     if not math.isfinite(best):
         raise ModelError(f"best logit is {best} at output token {n_output}; cannot choose")
     if params.is_greedy:
         return best_id
+    uniform = keyed_uniform(seed, n_output)
     ids = top_k_places(logits, params.top_k)
+    if ids is None and drawer:
+        return drawer(logits, best, params, uniform)
     weights = weights_of(logits if ids is None else logits[ids], best, params.temperature)
     filters: tuple[tuple[Callable[[Weights, float], Places | None], float], ...] = (
         (top_p_places, params.top_p),
@@ -216,7 +235,7 @@ def sample(
         places = places_of(weights, value)
         if places is not None:
             weights, ids = weights[places], places if ids is None else ids[places]
-    place = draw(weights, keyed_uniform(seed, n_output))
+    place = draw(weights, uniform)
     return place if ids is None else int(ids[place])
 
 

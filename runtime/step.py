@@ -63,28 +63,26 @@ def build_step(scheduled: Sequence[Scheduled], window_block_of: Int32s | None = 
 
     window_block_of: (n_blocks) what stands for a block in windowed layers, if it is not itself.
     """
-    starts = [item.request.n_computed for item in scheduled]
-    ends = [start + item.n_rows for start, item in zip(starts, scheduled, strict=True)]
+    tokens: list[int] = []
+    positions: list[int] = []
+    seq_start, out_rows = [0], []
     tables = [item.request.table.blocks for item in scheduled]
-    seq_start = np.cumsum([0, *(item.n_rows for item in scheduled)], dtype=np.int32)
-    block_table = np.zeros((len(tables), max(map(len, tables), default=0)), np.int32)
-    for row, blocks in zip(block_table, tables, strict=True):
-        row[: len(blocks)] = blocks
-    window_table = block_table if window_block_of is None else window_block_of[block_table]
+    for item in scheduled:
+        start, end = item.request.n_computed, item.request.n_computed + item.n_rows
+        tokens += item.request.buffer[start:end].tolist()
+        positions += range(start, end)
+        seq_start.append(len(tokens))
+        if item.wants_logits:
+            out_rows.append(len(tokens) - 1)
+    width = max(map(len, tables), default=0)
+    # One array from lists: a decode step has few numbers, and each call of NumPy costs a hundred.
+    padded = [blocks + [0] * (width - len(blocks)) for blocks in tables]
+    block_table = np.array(padded, np.int32).reshape(len(tables), width)
     return Step(
-        window_table=window_table,
-        tokens=_join(
-            [s.request.tokens[a:b] for s, a, b in zip(scheduled, starts, ends, strict=True)]
-        ),
-        positions=_join([np.arange(a, b) for a, b in zip(starts, ends, strict=True)]),
-        seq_start=seq_start,
+        window_table=block_table if window_block_of is None else window_block_of[block_table],
+        tokens=np.array(tokens, np.int32),
+        positions=np.array(positions, np.int32),
+        seq_start=np.array(seq_start, np.int32),
         block_table=block_table,
-        out_rows=np.array(
-            [seq_start[i + 1] - 1 for i, item in enumerate(scheduled) if item.wants_logits],
-            np.int32,
-        ),
+        out_rows=np.array(out_rows, np.int32),
     )
-
-
-def _join(parts: Sequence[npt.NDArray[np.integer]]) -> Int32s:
-    return np.concatenate([np.empty(0, np.int32), *parts], dtype=np.int32, casting="same_kind")

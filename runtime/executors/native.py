@@ -24,6 +24,7 @@ from ..ops import ABI_VERSION, BUFFER_DTYPE, KV_LAYER_DTYPE, OP_DTYPE, KvType
 from ..plan import Plan, PlanTensor
 from ..step import Step
 from ..weights import WeightSource, finite_values, not_finite
+from .native_draw import NativeDrawer
 
 _LIBRARIES = ("libmartlet.so", "libmartlet.dylib", "martlet.dll")
 STEP_ARRAYS = ("tokens", "positions", "seq_start", "block_table", "window_table", "out_rows")
@@ -38,6 +39,7 @@ _STRUCTS = (
     "mt_step",
     "mt_info",
     "mt_bad_value",
+    "mt_draw_terms",
 )
 
 
@@ -157,6 +159,7 @@ class NativeExecutor:
         self._library = Library()
         self._ffi, self._lib = self._library.ffi, self._library.lib
         self.isa_index = self._library.isa_index(isa)
+        self.drawer = NativeDrawer(self._ffi, self._lib, self.isa_index)
         self.n_threads = n_threads or choose_threads().count
         sizes = (self.n_threads, self.isa_index, block_tokens, n_blocks, int(kv_type), int(profile))
         options = self._ffi.new("mt_options *", (*sizes, self.n_window_blocks))

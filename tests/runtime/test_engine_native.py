@@ -53,9 +53,9 @@ def recorded(engine: Engine) -> dict[str, list[bytes]]:
     seen: dict[str, list[bytes]] = {}
     advance: Callable[..., None] = engine._advance
 
-    def recording(request: Any, logits: np.ndarray) -> None:
+    def recording(request: Any, logits: np.ndarray, best_id: int) -> None:
         seen.setdefault(request.id, []).append(logits.tobytes())
-        advance(request, logits)
+        advance(request, logits, best_id)
 
     engine._advance = recording  # type: ignore[method-assign]
     return seen
