@@ -55,12 +55,12 @@ typedef struct mt_unpacked {
 } mt_unpacked;
 
 typedef struct mt_kernels {
-    /* `n_blocks` blocks from block `b` of a tile; `out` holds the memory. */
+    /* `n_blocks` blocks from block `b` of a tile; `out` holds the memory. Here and in mm_q8,
+     * ahead_bytes at `ahead` are meanwhile fetched towards the core: packed blocks needed next. */
     void (*unpack)(const mt_layout *f, const uint8_t *tile, int64_t b, int n_blocks,
-                   mt_unpacked *out);
+                   const uint8_t *ahead, size_t ahead_bytes, mt_unpacked *out);
     /* acc[column][32] += (is_first: =) products of unpacked blocks with n_cols activation rows, in
-     * ascending block order. `x` points at block b of the first row. Meanwhile ahead_bytes at
-     * `ahead` are fetched towards the core: the packed blocks of the next call. */
+     * ascending block order. `x` points at block b of the first row. */
     void (*mm_q8)(const mt_layout *f, const mt_unpacked *w, int n_blocks, const mt_q8_block *x,
                   size_t x_stride, int n_cols, int is_first, const uint8_t *ahead,
                   size_t ahead_bytes, float *acc);

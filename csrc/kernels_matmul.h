@@ -13,26 +13,6 @@ ALWAYS const mt_q8_block *column(const mt_q8_block *x, size_t x_stride, int c) {
     return (const mt_q8_block *)(const void *)((const char *)x + (size_t)c * x_stride);
 }
 
-/* Packed bytes that a pass fetches towards the core, some with every block: in one burst they would
- * fill the core's few line buffers, and it would wait for memory before it multiplies. */
-typedef struct {
-    const uint8_t *at, *stop;
-    size_t per_block;
-} mm_ahead;
-
-/* The share of pass p. */
-static inline mm_ahead share_of(const uint8_t *ahead, size_t n_bytes, int p, int passes,
-                                int n_blocks) {
-    const size_t lines = (n_bytes + 63) / 64, n = (size_t)passes;
-    const size_t first = lines * (size_t)p / n, stop = lines * ((size_t)p + 1) / n;
-    return (mm_ahead){ahead + first * 64, ahead + stop * 64,
-                      (stop - first + (size_t)n_blocks - 1) / (size_t)n_blocks * 64};
-}
-ALWAYS void fetch_some(mm_ahead *a) {
-    const uint8_t *stop = a->at + a->per_block < a->stop ? a->at + a->per_block : a->stop;
-    for (; a->at < stop; a->at += 64) __builtin_prefetch(a->at, 0, 2);
-}
-
 /* COLS columns x HALVES halves of a tile. All attributes but the pointers are compile-time. */
 ALWAYS void mm_tile(int cols, int halves, int n_sub, int has_min, int bias, const mt_unpacked *w32,
                     int first_half, int n_blocks, const mt_q8_block *x, size_t x_stride,

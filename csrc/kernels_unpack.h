@@ -58,14 +58,37 @@ ALWAYS void unpack_scales(const mt_layout *f, const uint8_t *scale, const uint8_
     }
 }
 
+/* Packed bytes that a pass fetches towards the core, some with every block: in one burst they would
+ * fill the core's few line buffers, and it would wait for memory before it multiplies. */
+typedef struct {
+    const uint8_t *at, *stop;
+    size_t per_block;
+} mm_ahead;
+
+/* The share of pass p. */
+static inline mm_ahead share_of(const uint8_t *ahead, size_t n_bytes, int p, int passes,
+                                int n_blocks) {
+    const size_t lines = (n_bytes + 63) / 64, n = (size_t)passes;
+    const size_t first = lines * (size_t)p / n, stop = lines * ((size_t)p + 1) / n;
+    return (mm_ahead){ahead + first * 64, ahead + stop * 64,
+                      (stop - first + (size_t)n_blocks - 1) / (size_t)n_blocks * 64};
+}
+ALWAYS void fetch_some(mm_ahead *a) {
+    const uint8_t *stop = a->at + a->per_block < a->stop ? a->at + a->per_block : a->stop;
+    for (; a->at < stop; a->at += 64) __builtin_prefetch(a->at, 0, 2);
+}
+
 #define UNPACK_CASE(kind, lookup)                                                                  \
-    for (int i = 0; i < n_blocks; i++)                                                             \
+    for (int i = 0; i < n_blocks; i++) {                                                           \
+        fetch_some(&meanwhile);                                                                    \
         unpack_codes(kind, lookup, tile + mt_block_offset(f, b + i), codes + (size_t)i * 1024);    \
+    }                                                                                              \
     break
 
 /* Whole bytes need no unpacking: they are read where they lie. */
 static void unpack(const mt_layout *f, const uint8_t *tile, int64_t b, int n_blocks,
-                   mt_unpacked *out) {
+                   const uint8_t *ahead, size_t ahead_bytes, mt_unpacked *out) {
+    mm_ahead meanwhile = share_of(ahead, ahead_bytes, 0, 1, n_blocks);
     const int is_bytes = f->codes == MT_CODES_B8;
     uint8_t *codes = out->buffer;
     out->codes = is_bytes ? tile + mt_block_offset(f, b) : codes;
@@ -86,6 +109,7 @@ static void unpack(const mt_layout *f, const uint8_t *tile, int64_t b, int n_blo
     for (int i = 0; i < n_blocks; i++) {
         const uint8_t *scale = tile + mt_block_offset(f, b + i) + code_bytes;
         const size_t at = (size_t)i * (size_t)f->n_sub * 32;
+        if (is_bytes) fetch_some(&meanwhile);
         unpack_scales(f, scale, tile + mt_header_offset(f, b + i), out->scales + at,
                       out->mins + at);
     }

@@ -24,16 +24,20 @@ static void multiply_unpacked(mt_engine *e, const mt_weight *w, const uint8_t *t
     const mt_q8_block *x = mt_row_q8(e, c->in, c->first);
     const mt_q8_block *rest = c->rest >= 0 ? mt_row_q8(e, c->rest, c->first) : NULL;
     const int runs = (n_blocks + MT_K_BLOCKS - 1) / MT_K_BLOCKS; /* of almost equal length */
+    /* the blocks that come next are fetched in shares, one of them during unpacking */
+    const size_t passes = (size_t)(c->n + MT_DIRECT_COLS - 1) / MT_DIRECT_COLS;
     for (int r = 0, b = 0, run; r < runs; r++, b += run) {
         run = (n_blocks - b + runs - r - 1) / (runs - r);
-        k->unpack(w->layout, tile, b, run, &s->unpacked);
-        /* each plane meanwhile fetches its part of the blocks that come next */
         const uint8_t *next = tile + mt_block_offset(w->layout, b + run);
-        const size_t part = (size_t)run * mt_block_bytes(w->layout) / (rest ? 2 : 1);
-        k->mm_q8(w->layout, &s->unpacked, run, x + b, stride, c->n, b == 0, next, part, acc);
+        const size_t share =
+            (size_t)run * mt_block_bytes(w->layout) / (1 + passes * (rest ? 2 : 1));
+        k->unpack(w->layout, tile, b, run, next, share, &s->unpacked);
+        next += share;
+        k->mm_q8(w->layout, &s->unpacked, run, x + b, stride, c->n, b == 0, next, share * passes,
+                 acc);
         if (rest)
-            k->mm_q8(w->layout, &s->unpacked, run, rest + b, stride, c->n, b == 0, next + part,
-                     part, acc + c->n * MT_TILE_ROWS);
+            k->mm_q8(w->layout, &s->unpacked, run, rest + b, stride, c->n, b == 0,
+                     next + share * passes, share * passes, acc + c->n * MT_TILE_ROWS);
     }
 }
 
@@ -49,7 +53,7 @@ static void multiply_floats(mt_engine *e, const mt_weight *w, const uint8_t *til
             kernels->unpack_float(w->format, tile, k, run, s->wide);
         } else {
             const int blocks = run / MT_BLOCK;
-            kernels->unpack(w->layout, tile, k / MT_BLOCK, blocks, &s->unpacked);
+            kernels->unpack(w->layout, tile, k / MT_BLOCK, blocks, tile, 0, &s->unpacked);
             kernels->widen(w->layout, &s->unpacked, blocks, s->wide);
         }
         kernels->mm_f32(s->wide, run, x + k, stride, c->n, acc);
