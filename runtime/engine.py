@@ -192,6 +192,11 @@ class Engine:
             prefix_misses=dict(counts.missed),
         )
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread is there: between start and close, unless a fault has ended it."""
+        return self._thread is not None and self._thread.is_alive()
+
     def start(self) -> None:
         """Starts the engine thread. It sleeps, using no CPU, while no request is unfinished."""
         assert self._thread is None, "the engine is started already"

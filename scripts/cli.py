@@ -39,6 +39,9 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "soak": soak,
 }
 
+# Options of these may also come from the environment, as MARTLET_PORT for --port.
+SETTINGS = {"serve": {"auto_envvar_prefix": "MARTLET"}}
+
 app = typer.Typer(
     cls=OneLineErrors,
     name="martlet",
@@ -49,7 +52,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for name, command in COMMANDS.items():
-    app.command(name)(command)
+    app.command(name, context_settings=SETTINGS.get(name))(command)
 
 
 def show_version(wanted: bool) -> None:

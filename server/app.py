@@ -16,12 +16,14 @@ from starlette.middleware.cors import CORSMiddleware
 from ..runtime.errors import MartletError
 from ..runtime.tokenizer import Tokenizer
 from . import anthropic, ollama
+from .access_log import AccessLog
 from .bridge import EngineLike
 from .chat import ChatTemplate
 from .errors import SERVER_FAULT, ApiError, fault, from_typed
 from .facts import ModelFacts
 from .generate import Route, generate
 from .guard import Guard
+from .lifecycle import Gate
 from .metrics import Metrics
 from .openai_routes import CHAT_ROUTE, COMPLETION_ROUTE
 from .options import ServerOptions
@@ -69,13 +71,17 @@ def create_app(
     _add_generating_routes(app, service)
     anthropic.add_routes(app, service)
     ollama.add_routes(app, service)
-    _add_doors(app, options)
+    _add_doors(app, service)
     return app
 
 
-def _add_doors(app: FastAPI, options: ServerOptions) -> None:
+def _add_doors(app: FastAPI, service: Service) -> None:
+    """Each stands before those added earlier."""
+    options = service.options
+    app.state.lifecycle = service.lifecycle
+    app.add_middleware(Gate, lifecycle=service.lifecycle, max_per_client=options.max_per_client)
     app.add_middleware(Guard, options=options)
-    # Added last stands first: CORS headers also go on what the guard refuses.
+    # CORS headers also go on what the guard refuses.
     if options.origins:
         app.add_middleware(
             CORSMiddleware,
@@ -84,6 +90,8 @@ def _add_doors(app: FastAPI, options: ServerOptions) -> None:
             allow_headers=("*",),
             expose_headers=("x-request-id",),
         )
+    if options.log:
+        app.add_middleware(AccessLog, log=options.log, has_prompts=options.log_prompts)
 
 
 def _add_generating_routes(app: FastAPI, service: Service) -> None:

@@ -37,6 +37,9 @@ class EngineLike(Protocol):
 
     def stats(self) -> Any: ...
 
+    @property
+    def is_alive(self) -> bool: ...
+
 
 class Terms(NamedTuple):
     """How an engine request is to be served."""
@@ -75,6 +78,14 @@ class Patience:
 
 class EngineStalled(Exception):
     """The engine shows no movement at all."""
+
+    code = "engine_stalled"
+
+
+class SlowReader(Exception):
+    """The client has left more events unread than are kept for it."""
+
+    code = "slow_reader"
 
 
 class Courier:
@@ -115,8 +126,11 @@ class Job:
         job_id: str,
         observe: Callable[[int, Event], None] = lambda index, event: None,
         courier: Courier | None = None,
+        max_unread: int = 4096,
     ) -> None:
         self.job_id = job_id
+        self._max_unread = max_unread
+        self._is_overrun = False
         self.loop = asyncio.get_running_loop()
         self._engine = engine
         self._observe = observe
@@ -177,11 +191,14 @@ class Job:
     async def batches(self, patience: Patience) -> AsyncIterator[list[Arrival]]:
         """What has arrived since the last turn, until all are finished; empty means still waiting.
 
-        Raises EngineStalled. Queued requests wait for as long as the engine moves for others.
+        Raises EngineStalled and SlowReader. Queued requests wait for as long as the engine moves
+        for others.
         """
         turn_s = patience.ping_s or patience.stall_s
         still_s, stats = 0.0, self._engine.stats()
-        while self._unfinished or self._arrivals:
+        while self._unfinished or self._arrivals or self._is_overrun:
+            if self._is_overrun:
+                raise SlowReader(f"more than {self._max_unread} events were left unread")
             if await self.wait(turn_s):
                 still_s = 0.0
                 yield self._take()
@@ -190,6 +207,8 @@ class Job:
             still_s = still_s + turn_s if stats == before else 0.0
             if still_s >= patience.stall_s:
                 raise EngineStalled(f"the engine has not moved for {still_s:g} s")
+            if not self._engine.is_alive:
+                raise EngineStalled("the engine thread has ended")
             if patience.ping_s:
                 yield []
 
@@ -207,5 +226,14 @@ class Job:
             self._unfinished.pop(index, None)
         # Also after a cancellation: how a request ended counts even when nobody reads it.
         self._observe(index, event)
+        if len(self._arrivals) >= self._max_unread or self._is_overrun:
+            self._overrun()
+            return
         self._arrivals.append(arrival)
         self._wake(True)
+
+    def _overrun(self) -> None:
+        """What nobody reads is neither kept nor made."""
+        self._is_overrun = True
+        self._arrivals.clear()
+        self.cancel()

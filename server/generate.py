@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect
 from ..runtime.errors import QueueFull
 from .answer import Choice
 from .asking import MAX_SEED, Asked, read
-from .bridge import Ask, Job
+from .bridge import Ask, Job, Terms
 from .connection import ClientGone, EventStream, unless_gone
 from .errors import refused
 from .reasoning import Splitter
@@ -67,13 +67,21 @@ def prepare(service: Service, route: Route, body: bytes, tenant: bytes = b"") ->
         raise refused(
             f"{len(prompts)} prompts with {name} {n_asks} each, at most {MAX_CHOICES}", name
         )
-    asks, terms = [], request.terms(tenant)
+    asks, terms = [], within(request.terms(tenant), service.options.max_request_s)
     for prompt in prompts:
         for nth in range(n_asks):
             # Choices of one prompt must differ, so each has its own seed: seed, seed + 1, …
             seed = None if params.seed is None else (params.seed + nth) & MAX_SEED
             asks.append(Ask(prompt.ids, replace(params, seed=seed), terms))
     return Prepared(request, prompts, asks, ignored)
+
+
+def within(terms: Terms, max_request_s: float | None) -> Terms:
+    """With a deadline not beyond the server's own."""
+    if max_request_s is None:
+        return terms
+    most_ms = round(max_request_s * 1000)
+    return terms._replace(deadline_ms=min(terms.deadline_ms or most_ms, most_ms))
 
 
 def read_request(service: Service, kind: type[Asked], body: bytes) -> tuple[Asked, list[str]]:
@@ -87,6 +95,7 @@ def read_request(service: Service, kind: type[Asked], body: bytes) -> tuple[Aske
 
 async def generate(service: Service, route: Route, request: Request) -> Response:
     """The answer to a generating request. Raises ApiError and typed errors."""
+    service.check_alive()
     try:
         body = await request.body()
     except ClientDisconnect:
@@ -95,8 +104,10 @@ async def generate(service: Service, route: Route, request: Request) -> Response
     prepared = await asyncio.to_thread(prepare, service, route, body, tenant)
     is_stream = prepared.request.is_stream
     reply = make_reply(service, prepared, route.id_prefix + uuid.uuid4().hex)
+    request.state.choices = reply.choices  # for the access log
     writer = route.writer(reply)
-    job = Job(service.engine, reply.id, service.metrics.watch(is_stream), service.courier)
+    watch = service.metrics.watch(is_stream)
+    job = Job(service.engine, reply.id, watch, service.courier, service.options.max_unread)
     headers = ignored_header(prepared.ignored)
     patience = service.options.patience
     try:

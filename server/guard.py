@@ -9,7 +9,9 @@ and by "simple" cross-site posts (no JSON type: 415; a foreign Origin: 403).
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import ipaddress
 import re
 import secrets
 import uuid
@@ -19,7 +21,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ApiError
-from .options import ANY, ServerOptions
+from .options import ADDRESSES, ANY, ServerOptions
 from .page import is_page
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
@@ -85,14 +87,22 @@ class Guard:
             raise self._too_large()
 
     def _limited(self, receive: Receive) -> Receive:
-        n_bytes = 0
+        n_bytes, is_whole = 0, False
+        end_s = asyncio.get_running_loop().time() + self._options.body_s
 
         async def limited() -> Message:
-            nonlocal n_bytes
-            message = await receive()
+            nonlocal n_bytes, is_whole
+            if is_whole:  # what comes now is the client leaving, whenever that is
+                return await receive()
+            left_s = end_s - asyncio.get_running_loop().time()
+            try:
+                message = await asyncio.wait_for(receive(), left_s)
+            except asyncio.TimeoutError:
+                raise self._too_slow() from None
             n_bytes += len(message.get("body", b""))
             if n_bytes > self._options.max_body_bytes:
                 raise self._too_large()
+            is_whole = not message.get("more_body", False)
             return message
 
         return limited
@@ -103,6 +113,14 @@ class Guard:
             f"the body is larger than {self._options.max_body_bytes} bytes",
             code="body_too_large",
             # The rest of the body stays unread, so the connection cannot serve another request.
+            headers={"Connection": "close"},
+        )
+
+    def _too_slow(self) -> ApiError:
+        return ApiError(
+            408,
+            f"the body did not arrive within {self._options.body_s:g} s",
+            code="body_too_slow",
             headers={"Connection": "close"},
         )
 
@@ -121,10 +139,10 @@ def _check_host(headers: Headers, options: ServerOptions) -> None:
     if ANY in options.hosts:
         return
     name = _host_name(headers.get("host", ""))
-    if name not in options.hosts:
+    if name not in options.hosts and not (ADDRESSES in options.hosts and _is_address(name)):
         raise ApiError(
             403,
-            f"host {name[:80]!r} is not served here; start with it among the allowed hosts",
+            f"host {name[:80]!r} is not served here; start with --allow-host for it",
             "permission_error",
             code="host_not_allowed",
         )
@@ -138,6 +156,14 @@ def _host_name(host: str) -> str:
         return ""
 
 
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
 def _check_origin(headers: Headers, options: ServerOptions) -> None:
     origin = headers.get("origin")
     if origin is None or ANY in options.origins or origin in options.origins:
@@ -146,7 +172,7 @@ def _check_origin(headers: Headers, options: ServerOptions) -> None:
         return
     raise ApiError(
         403,
-        f"origin {origin[:80]!r} is not allowed; start with it among the allowed origins",
+        f"origin {origin[:80]!r} is not allowed; start with --origin for it",
         "permission_error",
         code="origin_not_allowed",
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,13 +24,13 @@ from ..runtime.model import Model
 from ..runtime.prefix_store import PrefixStore
 from .app import create_app
 from .facts import facts_of
-from .options import LOOPBACK_NAMES, ServerOptions, is_loopback
+from .lifecycle import Lifecycle
+from .options import ADDRESSES, ANY, LOOPBACK_NAMES, ServerOptions, is_loopback
 
 DEFAULT_PORT = 8080
-SHUTDOWN_S = 5
-"""Answers may take this long to finish once the server is told to stop."""
 FAREWELL_S = 10
-"""Then the engine ends them after the step it is in, and their clients are told."""
+"""For the engine to end, after the step it is in, answers that may not go on, and for their clients
+to be told."""
 
 
 def serve(
@@ -45,16 +46,21 @@ def serve(
     fingerprint: str = "martlet",
     chat_template: str | None = None,
     options: ServerOptions | None = None,
+    listener: socket.socket | None = None,
     on_ready: Callable[[str], None] = lambda url: None,
+    on_drain: Callable[[int], None] = lambda n_inside: None,
 ) -> None:
     """Blocks until SIGINT (then returns) or SIGTERM (then ends the process, as it asks for).
-    Running answers may finish for SHUTDOWN_S or until a second signal; then they are ended.
+    Running answers may finish for options.drain_s or until a second signal, while new ones are
+    refused with 503; then they are ended.
 
-    prefix_store: where known prefixes outlive the process. port 0 takes a free one. Raises
-    MartletError when the address cannot be had.
+    prefix_store: where known prefixes outlive the process. port 0 takes a free one. listener: from
+    open_socket, where the address was to be had before the model; this closes it. on_drain: called
+    with how many answers are waited for. Raises MartletError when the address cannot be had.
     """
+    options = options_for_host(options or ServerOptions(), host)
     tokenizer, context = model.tokenizer, model.context
-    with open_socket(host, port) as listener:
+    with listener or open_socket(host, port) as listener:
         engine = Engine(
             model.executor,
             tokenizer,
@@ -72,24 +78,36 @@ def serve(
             chat_template=chat_template,
             fingerprint=fingerprint,
             facts=facts_of(model),
-            options=options_for_host(options or ServerOptions(), host),
+            options=options,
         )
         engine.start()
         try:
             # uvicorn repeats the signal it stopped for, after the last answer is out.
             with contextlib.suppress(KeyboardInterrupt):
-                run_app(app, listener, on_ready, end_answers=engine.close)
+                run_app(
+                    app,
+                    listener,
+                    on_ready,
+                    on_drain,
+                    drain_s=options.drain_s,
+                    end_answers=engine.close,
+                )
         finally:
             engine.close()
 
 
 def options_for_host(options: ServerOptions, host: str) -> ServerOptions:
-    """The Host check protects keyless loopback servers; with a key or a network address a page
-    from elsewhere either lacks the key or is as welcome as anybody."""
-    is_default = options.hosts == LOOPBACK_NAMES
-    if is_default and (options.api_keys or not is_loopback(host)):
-        return replace(options, hosts=("*",))
-    return options
+    """Without a key, the Host check keeps out pages that got our address under their own name:
+    they have a name of theirs in it, while we are called by our own or by an address. With a key
+    such a page lacks the key."""
+    if options.hosts != LOOPBACK_NAMES:
+        return options
+    if options.api_keys:
+        return replace(options, hosts=(ANY,))
+    if is_loopback(host):
+        return options
+    own = socket.gethostname().lower()
+    return replace(options, hosts=(*LOOPBACK_NAMES, ADDRESSES, own, f"{own}.local"))
 
 
 def open_socket(host: str, port: int) -> socket.socket:
@@ -100,8 +118,11 @@ def open_socket(host: str, port: int) -> socket.socket:
         # each small write after the first, so each token of a stream, waits up to 40 ms.
         return socket.socket(fileno=listener.detach(), proto=socket.IPPROTO_TCP)
     except (OSError, OverflowError) as error:
+        why = str(error)
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            why = "another program listens there, perhaps a martlet that still runs"
         raise MartletError(
-            f"cannot listen on {host} port {port}: {error}; choose another host or port"
+            f"cannot listen on {host} port {port}: {why}; choose another host or port"
         ) from error
 
 
@@ -109,7 +130,9 @@ def run_app(
     app: Any,
     listener: socket.socket,
     on_ready: Callable[[str], None],
+    on_drain: Callable[[int], None],
     *,
+    drain_s: float,
     end_answers: Callable[[], None],
 ) -> None:
     config = uvicorn.Config(
@@ -117,11 +140,18 @@ def run_app(
         log_level="warning",
         access_log=False,
         lifespan="off",
-        timeout_graceful_shutdown=SHUTDOWN_S + FAREWELL_S,
+        timeout_graceful_shutdown=FAREWELL_S,
     )
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    server = Polite(config, lambda: on_ready(f"http://{shown}:{port}"), end_answers)
+    server = Polite(
+        config,
+        app.state.lifecycle,
+        on_ready=lambda: on_ready(f"http://{shown}:{port}"),
+        on_drain=on_drain,
+        drain_s=drain_s,
+        end_answers=end_answers,
+    )
     server.run(sockets=[listener])
 
 
@@ -131,11 +161,18 @@ class Polite(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
+        lifecycle: Lifecycle,
+        *,
         on_ready: Callable[[], None],
+        on_drain: Callable[[int], None],
+        drain_s: float,
         end_answers: Callable[[], None],
     ) -> None:
         super().__init__(config)
+        self._lifecycle = lifecycle
         self._on_ready = on_ready
+        self._on_drain = on_drain
+        self._drain_s = drain_s
         self._end_answers = end_answers
         self._hurry: Callable[[], Any] | None = None
 
@@ -146,21 +183,17 @@ class Polite(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         loop = asyncio.get_running_loop()
-        ending: list[asyncio.Future[None]] = []
-
-        def end() -> None:
-            if not ending:  # in a thread, as it waits for the engine's step
-                ending.append(loop.run_in_executor(None, self._end_answers))
-
-        late = loop.call_later(SHUTDOWN_S, end)
-        self._hurry = partial(loop.call_soon_threadsafe, end)
-        try:
-            await super().shutdown(sockets)
-        finally:
-            late.cancel()
-        # Before the signal is repeated: SIGTERM then ends the process on the spot.
-        end()
-        await ending[0]
+        self._lifecycle.drain()
+        self._hurry = partial(loop.call_soon_threadsafe, self._lifecycle.hurry)
+        # Until the last answer is out, others are still told that they come too late.
+        if self._lifecycle.n_inside:
+            self._on_drain(self._lifecycle.n_inside)
+            await self._lifecycle.empty(self._drain_s)
+        # In a thread, as it waits for the engine's step; and to its end before the signal is
+        # repeated: SIGTERM then ends the process on the spot.
+        ending = loop.run_in_executor(None, self._end_answers)
+        await super().shutdown(sockets)
+        await ending
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal lets answers finish, a second ends them, a third cuts them off."""

@@ -14,6 +14,7 @@ from .bridge import Courier, EngineLike
 from .chat import ChatTemplate
 from .errors import ApiError, refused
 from .facts import ModelFacts
+from .lifecycle import Lifecycle
 from .metrics import Metrics
 from .options import ServerOptions
 
@@ -32,6 +33,20 @@ class Service:
     context: int | None = None
     facts: ModelFacts = field(default_factory=ModelFacts)
     courier: Courier = field(default_factory=Courier)
+    lifecycle: Lifecycle = field(default_factory=Lifecycle)
+
+    @property
+    def state(self) -> str:
+        """ "ready", or why no answer would come now."""
+        if not self.engine.is_alive:
+            return "dead"
+        return "draining" if self.lifecycle.is_draining else "ready"
+
+    def check_alive(self) -> None:
+        """Raises ApiError when nobody is there to answer."""
+        if not self.engine.is_alive:
+            message = "the engine thread has ended; the server's log says why; restart it"
+            raise ApiError(503, message, "unavailable_error", code="engine_dead")
 
     @property
     def names(self) -> tuple[str, ...]:

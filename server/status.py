@@ -9,18 +9,31 @@ import time
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from .lifecycle import RETRY_AFTER_S
 from .service import Service
+
+REASONS = {
+    "dead": "the engine thread has ended; restart the server",
+    "draining": "the server is stopping",
+}
 
 
 def add_status_routes(app: FastAPI, service: Service) -> None:
     _add_models(app, service)
 
-    @app.get("/health")
-    async def health() -> dict[str, str]:
-        return {"status": "ok"}
+    @app.get("/health", response_model=None)
+    async def health() -> Response:
+        if service.engine.is_alive:
+            return JSONResponse({"status": "ok"})
+        return _ailing("dead")
+
+    @app.get("/ready", response_model=None)
+    async def ready() -> Response:
+        state = service.state
+        return JSONResponse({"status": state}) if state == "ready" else _ailing(state)
 
     @app.get("/stats")
     async def stats() -> dict[str, Any]:
@@ -31,6 +44,11 @@ def add_status_routes(app: FastAPI, service: Service) -> None:
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
+def _ailing(state: str) -> Response:
+    body = {"status": state, "reason": REASONS[state]}
+    return JSONResponse(body, 503, {"Retry-After": RETRY_AFTER_S})
+
+
 def figures(service: Service) -> dict[str, Any]:
     """What the page's panel shows. For programs there is /metrics."""
     now = service.engine.stats()
@@ -38,7 +56,7 @@ def figures(service: Service) -> dict[str, Any]:
         "model": service.model_name,
         "context": service.context,
         "has_chat_template": service.template is not None,
-        "state": "ready",
+        "state": service.state,
         "running": now.running,
         "waiting": now.waiting,
         "kv_blocks": {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 
 from .answer import Choice
-from .bridge import EngineStalled, Job, Patience
+from .bridge import EngineStalled, Job, Patience, SlowReader
 from .errors import ApiError, fault, late
 from .reply import Json, Writer
 
@@ -29,7 +29,7 @@ async def collect(job: Job, writer: Writer, choices: Sequence[Choice], patience:
                 choice.add(arrival.event)
                 if choice.failure:
                     raise unfinished(choice)
-    except EngineStalled as error:
+    except (EngineStalled, SlowReader) as error:
         raise stalled(error) from None
     return writer.body()
 
@@ -51,11 +51,11 @@ async def stream(
             if failed:
                 yield writer.error(unfinished(failed))
                 return
-    except EngineStalled as error:
+    except (EngineStalled, SlowReader) as error:
         yield writer.error(stalled(error))
         return
     yield writer.end()
 
 
-def stalled(error: EngineStalled) -> ApiError:
-    return fault(str(error), code="engine_stalled")
+def stalled(error: EngineStalled | SlowReader) -> ApiError:
+    return fault(str(error), code=error.code)

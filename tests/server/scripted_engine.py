@@ -111,6 +111,7 @@ class ScriptedEngine:
         self.tokenizer = tokenizer or byte_tokenizer()
         self.prefill_s, self.token_s, self.fail_at = prefill_s, token_s, fail_at
         self.answers = answers
+        self.is_alive = True
         self.unpaused = threading.Event()
         self.unpaused.set()
         self.requests: list[Running] = []

@@ -146,6 +146,16 @@ def test_any_origin_comes_without_credentials() -> None:
         assert "access-control-allow-credentials" not in answer.headers
 
 
+def test_b120_keyless_on_the_network_knows_addresses_and_its_own_name() -> None:
+    options = options_for_host(ServerOptions(), "0.0.0.0")
+    own = socket.gethostname()
+    with serving(ScriptedEngine(), hosts=options.hosts) as client:
+        for host in ("192.168.1.7:8080", "[fe80::1]:8080", "127.0.0.1", "localhost", own):
+            assert post(client, host=host).status_code == 200
+        for host in ("evil.example", "192.168.1.7.evil.example", "1.2.3.4.5", ""):
+            assert_refused(post(client, host=host), 403)
+
+
 def test_large_body_is_refused_by_its_length(client: httpx.Client) -> None:
     assert_refused(client.post(PATH, json=chat_body("x" * 3000)), 413)
     assert_works(client)
@@ -160,6 +170,21 @@ def test_large_body_without_length_is_refused_while_read(client: httpx.Client) -
     headers = {"content-type": "application/json"}
     assert_refused(client.post(PATH, content=chunks(), headers=headers), 413)
     assert_works(client)
+
+
+def test_a_body_that_never_comes_is_not_waited_for() -> None:
+    with serving(ScriptedEngine(), body_s=0.3) as client:
+        with socket.create_connection(("127.0.0.1", client.base_url.port or 0), 5) as connection:
+            head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n"
+            connection.sendall(f"{head}Content-Type: application/json\r\n\r\n{{".encode())
+            assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
+        assert_works(client)
+
+
+def test_the_time_limit_of_the_body_is_none_for_the_answer() -> None:
+    engine = ScriptedEngine(token_s=0.2)
+    with serving(engine, body_s=0.3) as client:
+        assert post(client).json()["choices"][0]["message"]["content"] == "hello"
 
 
 def test_request_id_is_taken_or_made(client: httpx.Client) -> None:
@@ -193,7 +218,7 @@ def test_broken_http_does_not_end_the_server(client: httpx.Client, raw: bytes) -
         ("127.0.0.1", {}, ("localhost", "127.0.0.1", "::1")),
         ("localhost", {}, ("localhost", "127.0.0.1", "::1")),
         ("127.0.0.1", {"api_keys": ("k",)}, ("*",)),
-        ("0.0.0.0", {}, ("*",)),
+        ("0.0.0.0", {"api_keys": ("k",)}, ("*",)),
         ("0.0.0.0", {"hosts": ("box",)}, ("box",)),
     ],
 )
