@@ -8,6 +8,7 @@ Tokens are bytes: token id b < 256 is the byte b.
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 from collections import Counter
@@ -322,3 +323,28 @@ def wait_until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
     while not condition():
         assert time.monotonic() < end, "waited too long"
         time.sleep(0.005)
+
+
+def events(client: httpx.Client, path: str, body: dict[str, Any]) -> list[Any]:
+    """The events of a stream, read by the strictest rules: one data line, one blank line."""
+    answer = client.post(path, json={**body, "stream": True})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.headers["cache-control"] == "no-cache"
+    assert answer.text.endswith("\n\n")
+    found = []
+    for event in answer.text[:-2].split("\n\n"):
+        assert event.startswith("data: ")
+        assert "\n" not in event
+        data = event.removeprefix("data: ")
+        found.append(data if data == "[DONE]" else json.loads(data))
+    return found
+
+
+def joined(chunks: list[Any]) -> str:
+    """All text of a stream's only choice."""
+    text = ""
+    for chunk in chunks[:-1]:
+        for choice in chunk["choices"]:
+            text += choice.get("text", "") + (choice.get("delta", {}).get("content") or "")
+    return text

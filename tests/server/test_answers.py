@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -13,12 +11,9 @@ import pytest
 
 from .scripted_engine import (
     ScriptedEngine,
-    assert_refused,
-    assert_works,
-    byte_tokenizer,
     chat_body,
-    says,
-    serving,
+    events,
+    joined,
 )
 
 TIMING_KEYS = {
@@ -28,49 +23,7 @@ TIMING_KEYS = {
 }
 
 
-@pytest.fixture(scope="module")
-def engine() -> ScriptedEngine:
-    return ScriptedEngine()
-
-
-@pytest.fixture(scope="module")
-def client(engine: ScriptedEngine) -> Iterator[httpx.Client]:
-    with serving(engine) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def official(client: httpx.Client) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="none", max_retries=0) as official:
-        yield official
-
-
 USER: Any = [{"role": "user", "content": "hi"}]
-
-
-def events(client: httpx.Client, path: str, body: dict[str, Any]) -> list[Any]:
-    """The events of a stream, read by the strictest rules: one data line, one blank line."""
-    answer = client.post(path, json={**body, "stream": True})
-    assert answer.status_code == 200, answer.text
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    assert answer.headers["cache-control"] == "no-cache"
-    assert answer.text.endswith("\n\n")
-    found = []
-    for event in answer.text[:-2].split("\n\n"):
-        assert event.startswith("data: ")
-        assert "\n" not in event
-        data = event.removeprefix("data: ")
-        found.append(data if data == "[DONE]" else json.loads(data))
-    return found
-
-
-def joined(chunks: list[Any]) -> str:
-    """All text of a stream's only choice."""
-    text = ""
-    for chunk in chunks[:-1]:
-        for choice in chunk["choices"]:
-            text += choice.get("text", "") + (choice.get("delta", {}).get("content") or "")
-    return text
 
 
 def test_chat_answer(official: openai.OpenAI, engine: ScriptedEngine) -> None:
@@ -237,167 +190,3 @@ def test_b58_smaller_limit_wins(client: httpx.Client, fields: dict[str, int]) ->
         answer = client.post(f"/v1/{path}", json={**body, **fields}).json()
         assert answer["usage"]["completion_tokens"] == 2
         assert answer["choices"][0]["finish_reason"] == "length"
-
-
-@pytest.mark.parametrize(
-    ("raw", "fields", "reason"),
-    [
-        (b"ok\xf0\x9f", {"max_tokens": 4}, "length"),
-        (b"ok\xf0\x9f", {}, "stop"),
-        (b"ok\xf0\x9fEND", {"stop": "END"}, "stop"),
-    ],
-)
-def test_b46_unfinished_character(raw: bytes, fields: dict[str, Any], reason: str) -> None:
-    with serving(ScriptedEngine(says(raw))) as client:
-        chunks = events(client, "/v1/chat/completions", chat_body(**fields))
-        assert joined(chunks) == "ok\ufffd"
-        assert chunks[-2]["choices"][0]["finish_reason"] == reason
-        assert chunks[-1] == "[DONE]"
-        answer = client.post("/v1/chat/completions", json=chat_body(**fields)).json()
-        assert answer["choices"][0]["message"]["content"] == "ok\ufffd"
-        n_shown = len(raw) + (0 if fields else 1)
-        assert answer["usage"]["completion_tokens"] == n_shown
-
-
-@pytest.mark.parametrize("fields", [{}, {"max_tokens": 8}])
-def test_b50_held_back_text_arrives(fields: dict[str, Any]) -> None:
-    with serving(ScriptedEngine(says("pleas EN"))) as client:
-        body = chat_body(stop="END!", **fields)
-        assert joined(events(client, "/v1/chat/completions", body)) == "pleas EN"
-        answer = client.post("/v1/chat/completions", json=body).json()
-        assert answer["choices"][0]["message"]["content"] == "pleas EN"
-
-
-def test_line_separators_are_escaped_on_the_wire() -> None:
-    text = "a\u2028b\u0085c\nd\r\ne"
-    with serving(ScriptedEngine(says(text))) as client:
-        raw = client.post("/v1/chat/completions", json=chat_body(stream=True)).content
-        assert raw.isascii()
-        assert b"\r" not in raw
-        assert joined(events(client, "/v1/chat/completions", chat_body())) == text
-
-
-def test_b72_chat_logprobs(official: openai.OpenAI) -> None:
-    answer = official.chat.completions.create(
-        model="tiny", messages=USER, logprobs=True, top_logprobs=3
-    )
-    logprobs = answer.choices[0].logprobs
-    assert logprobs is not None
-    assert logprobs.content is not None
-    assert [t.token for t in logprobs.content] == [*"hello", "<|im_end|>"]
-    first = logprobs.content[0]
-    assert (first.logprob, first.bytes) == (-1.386, [ord("h")])
-    assert [(t.token, t.bytes) for t in first.top_logprobs][:2] == [("A", [65]), ("h", [104])]
-    assert len(first.top_logprobs) == 3
-
-
-def test_b72_streamed_chat_logprobs_cover_every_token(official: openai.OpenAI) -> None:
-    stream = official.chat.completions.create(
-        model="tiny", messages=USER, logprobs=True, stream=True
-    )
-    tokens = []
-    for chunk in stream:
-        logprobs = chunk.choices[0].logprobs
-        tokens += [t.token for t in (logprobs.content or [] if logprobs else [])]
-    assert tokens == [*"hello", "<|im_end|>"]
-
-
-def test_b72_completion_logprobs(official: openai.OpenAI) -> None:
-    answer = official.completions.create(model="tiny", prompt="a", logprobs=3)
-    logprobs = answer.choices[0].logprobs
-    assert logprobs is not None
-    assert logprobs.tokens == [*"hello", "<|im_end|>"]
-    assert logprobs.token_logprobs == [-1.386] * 6
-    assert logprobs.text_offset == [0, 1, 2, 3, 4, 5]
-    assert logprobs.top_logprobs is not None
-    # the drawn token is always among the alternatives
-    assert all(t in top for t, top in zip(logprobs.tokens, logprobs.top_logprobs, strict=True))
-    zero = official.completions.create(model="tiny", prompt="a", logprobs=0).choices[0].logprobs
-    assert zero is not None
-    assert zero.top_logprobs is not None
-    assert zero.top_logprobs[0] == {"h": -1.386}
-
-
-def test_b72_partial_characters_have_bytes_and_offsets() -> None:
-    with serving(ScriptedEngine(says("é!"))) as client:
-        body = {"prompt": "a", "logprobs": 1}
-        answer = client.post("/v1/completions", json=body).json()["choices"][0]
-        assert answer["text"] == "é!"
-        assert answer["logprobs"]["tokens"][:3] == ["bytes:\\xc3", "bytes:\\xa9", "!"]
-        assert answer["logprobs"]["text_offset"][:3] == [0, 0, 1]
-        chunks = events(client, "/v1/completions", body)[:-1]
-        entries = [e["logprobs"] for c in chunks for e in c["choices"] if e["logprobs"]]
-        assert [t for e in entries for t in e["tokens"]] == answer["logprobs"]["tokens"]
-        assert [o for e in entries for o in e["text_offset"]] == answer["logprobs"]["text_offset"]
-
-
-@pytest.mark.parametrize(
-    ("path", "fields"),
-    [
-        ("chat/completions", {"top_logprobs": 2}),
-        ("chat/completions", {"logprobs": True, "top_logprobs": 21}),
-        ("chat/completions", {"logprobs": True, "top_logprobs": -1}),
-        ("chat/completions", {"logprobs": 3}),
-        ("completions", {"logprobs": 21}),
-        ("completions", {"logprobs": -1}),
-        ("completions", {"logprobs": True}),
-        ("completions", {"logprobs": 1, "echo": True}),
-        ("completions", {"top_logprobs": 1}),
-    ],
-)
-def test_b72_inconsistent_logprobs(client: httpx.Client, path: str, fields: dict[str, Any]) -> None:
-    body = chat_body() if path.startswith("chat") else {"prompt": "a"}
-    error = assert_refused(client.post(f"/v1/{path}", json={**body, **fields}))
-    assert error["param"] in fields
-    assert_works(client)
-
-
-def test_models_health_and_unknown_names(client: httpx.Client, official: openai.OpenAI) -> None:
-    assert [m.id for m in official.models.list()] == ["tiny"]
-    assert official.models.retrieve("tiny").owned_by == "martlet"
-    assert client.get("/v1/models").json()["data"][0]["max_model_len"] == 4096
-    assert client.get("/health").json() == {"status": "ok"}
-    unknown = client.get("/v1/models/org/other")
-    assert assert_refused(unknown, 404)["code"] == "model_not_found"
-    answer = client.post("/v1/chat/completions", json={**chat_body(), "model": "other"})
-    assert assert_refused(answer, 404)["code"] == "model_not_found"
-    assert_refused(client.get("/nowhere"), 404)
-    assert_refused(client.get("/v1/completions"), 405)
-    assert_works(client)
-
-
-def test_alias_is_echoed() -> None:
-    with serving(ScriptedEngine(), model_aliases=("gpt-x",)) as client:
-        body = {**chat_body(), "model": "gpt-x"}
-        assert client.post("/v1/chat/completions", json=body).json()["model"] == "gpt-x"
-
-
-def test_model_without_template_still_completes() -> None:
-    with serving(ScriptedEngine(tokenizer=byte_tokenizer(None))) as client:
-        error = assert_refused(client.post("/v1/chat/completions", json=chat_body()))
-        assert "/v1/completions" in error["message"]
-        assert client.post("/v1/completions", json={"prompt": "a"}).status_code == 200
-
-
-def test_b76_template_refusal_is_a_400_with_its_text() -> None:
-    template = "{{ raise_exception('no system here') if messages[0].role == 'system' }}x"
-    with serving(ScriptedEngine(tokenizer=byte_tokenizer(template))) as client:
-        messages = [{"role": "system", "content": "a"}]
-        error = assert_refused(client.post("/v1/chat/completions", json={"messages": messages}))
-        assert error["message"] == "no system here"
-        assert_works(client)
-
-
-def test_b60_tool_history_is_accepted(client: httpx.Client, engine: ScriptedEngine) -> None:
-    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    messages = [
-        {"role": "user", "content": "go"},
-        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None},
-        {"role": "assistant", "tool_calls": [call], "annotations": []},
-        {"role": "tool", "tool_call_id": "c", "content": "42"},
-    ]
-    answer = client.post("/v1/chat/completions", json={"messages": messages})
-    assert answer.status_code == 200
-    prompt = bytes(i for i in engine.requests[-1].prompt_ids if i < 256).decode()
-    assert "None" not in prompt
-    assert "null" not in prompt
