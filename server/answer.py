@@ -27,6 +27,8 @@ class Choice:
     reasoning: str = ""
     n_reasoning: int = 0
     """Tokens that are reasoning, the closing tag's included."""
+    answer_from: int = 0
+    """The first token that is no reasoning."""
     tokens: list[TokenEvent] = field(default_factory=list)
     finish: FinishEvent | None = None
 
@@ -45,7 +47,9 @@ class Choice:
         was_inside = splitter.inside
         if isinstance(event, TokenEvent):
             parts = splitter.push(event.text)
-            self.n_reasoning += was_inside or splitter.inside
+            if was_inside or splitter.inside:
+                self.n_reasoning += 1
+                self.answer_from = len(self.tokens)
         else:
             parts = splitter.finish(event.text)
         for is_reasoning, text in parts:

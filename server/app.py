@@ -15,7 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from ..runtime.errors import MartletError
 from ..runtime.tokenizer import Tokenizer
-from . import anthropic, ollama
+from . import anthropic, ollama, openai_routes
 from .access_log import AccessLog
 from .bridge import EngineLike
 from .chat import ChatTemplate
@@ -25,7 +25,6 @@ from .generate import Route, generate
 from .guard import Guard
 from .lifecycle import Gate
 from .metrics import Metrics
-from .openai_routes import CHAT_ROUTE, COMPLETION_ROUTE
 from .options import ServerOptions
 from .page import add_page
 from .service import Service
@@ -96,8 +95,7 @@ def _add_doors(app: FastAPI, service: Service) -> None:
 
 def _add_generating_routes(app: FastAPI, service: Service) -> None:
     routes = {
-        "/v1/chat/completions": CHAT_ROUTE,
-        "/v1/completions": COMPLETION_ROUTE,
+        **openai_routes.ROUTES,
         **anthropic.ROUTES,
         **ollama.ROUTES,
     }

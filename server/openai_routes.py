@@ -1,6 +1,6 @@
-"""Chat completions and completions: their requests as prompts, and their two routes.
+"""OpenAI's dialects, chat completions, completions and responses: their requests as prompts.
 
-Owns: CHAT_ROUTE and COMPLETION_ROUTE. Must not know: the engine, HTTP.
+Owns: ROUTES. Must not know: the engine, HTTP.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from functools import partial
 from .errors import refused
 from .generate import Route
 from .openai_writer import OpenAiWriter
+from .responses_schema import ResponsesRequest
+from .responses_writer import ResponsesWriter
 from .schema import ChatRequest, CompletionRequest, check_token_id
 from .service import Prompt, Service, chat_prompt
 from .shapes import CHAT, COMPLETION
@@ -46,7 +48,17 @@ def completion_prompts(service: Service, request: CompletionRequest) -> list[Pro
     return prompts
 
 
-CHAT_ROUTE = Route(ChatRequest, chat_prompts, partial(OpenAiWriter, CHAT), "chatcmpl-")
-COMPLETION_ROUTE = Route(
-    CompletionRequest, completion_prompts, partial(OpenAiWriter, COMPLETION), "cmpl-"
-)
+def response_prompts(service: Service, request: ResponsesRequest) -> list[Prompt]:
+    effort = (request.reasoning.effort, "reasoning.effort")
+    return [chat_prompt(service, request.for_template(), effort=effort)]
+
+
+ROUTES = {
+    "/v1/chat/completions": Route(
+        ChatRequest, chat_prompts, partial(OpenAiWriter, CHAT), "chatcmpl-"
+    ),
+    "/v1/completions": Route(
+        CompletionRequest, completion_prompts, partial(OpenAiWriter, COMPLETION), "cmpl-"
+    ),
+    "/v1/responses": Route(ResponsesRequest, response_prompts, ResponsesWriter, "resp_"),
+}

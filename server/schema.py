@@ -104,7 +104,7 @@ class StreamOptions(Strict):
 
 
 class Sampled(Asked):
-    """The sampler's own fields, by the names OpenAI and its extensions use."""
+    """The sampler's fields and the class of service, as OpenAI and its extensions name them."""
 
     temperature: Number = 1.0
     top_k: Count = 0
@@ -117,6 +117,7 @@ class Sampled(Asked):
     presence_penalty: Number = 0.0
     frequency_penalty: Number = 0.0
     repetition_penalty: Number = 1.0
+    service_tier: Literal["auto", "default", "priority", "scale", "flex"] = "auto"
 
     SAMPLING: ClassVar[tuple[str, ...]] = (
         "temperature",
@@ -130,6 +131,10 @@ class Sampled(Asked):
         "repetition_penalty",
         "logit_bias",
     )
+
+    @property
+    def service(self) -> Service:
+        return "background" if self.service_tier == "flex" else "interactive"
 
     @property
     def limits(self) -> list[int | None]:
@@ -157,15 +162,10 @@ class Generation(Sampled):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     max_tokens: Positive | None = None
     max_completion_tokens: Positive | None = None
-    service_tier: Literal["auto", "default", "priority", "scale", "flex"] = "auto"
 
     @property
     def n_asks(self) -> int:
         return self.n
-
-    @property
-    def service(self) -> Service:
-        return "background" if self.service_tier == "flex" else "interactive"
 
     @property
     def limits(self) -> list[int | None]:
