@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Request
 
 from .errors import ApiError
 from .generate import Route, read_request
@@ -93,10 +93,6 @@ def add_routes(app: FastAPI, service: Service) -> None:
         assert isinstance(asked, OllamaShow)
         service.check_name(asked.name)
         return shown(service)
-
-    @app.head("/")
-    async def alive() -> Response:
-        return Response()
 
     for (method, path), reason in NOT_HERE.items():
         app.add_api_route(path, refusal(f"{path}: {reason}"), methods=[method])
