@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .constraint import Constraint
 from .errors import ContextTooLong, RequestError
 from .sampling import TokenIds
 from .sampling_params import SamplingParams
@@ -61,6 +62,14 @@ def most_tokens(n_prompt: int, max_tokens: int | None, *, context: int, pool_slo
             limit=pool_tokens,
         )
     return n_total
+
+
+def check_constraint(constraint: Constraint | None, params: SamplingParams) -> None:
+    if constraint and params.ignore_eos:
+        raise RequestError(
+            "ignore_eos: a constrained answer ends where its grammar ends; leave it out",
+            field="ignore_eos",
+        )
 
 
 def check_terms(service: Service, deadline_ms: float | None) -> None:

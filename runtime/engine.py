@@ -19,8 +19,9 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from .admission import check_terms, checked_prompt, most_tokens
+from .admission import check_constraint, check_terms, checked_prompt, most_tokens
 from .block_table import BlockTable
+from .constraint import Constraint
 from .errors import MartletError, ModelError
 from .events import Event, FinishReason, TokenEvent
 from .executors import Executor
@@ -28,7 +29,7 @@ from .kv_blocks import BlockPool
 from .mailbox import Mailbox
 from .pace import Pace
 from .prefix_store import DiskTier, PrefixStore, SavingExecutor
-from .request import Constraint, Request, Scheduled, State
+from .request import Request, Scheduled, State
 from .sampling import Drawer, Logits, sample, token_logprob
 from .sampling_params import CHOSEN_SEED_BITS, SamplingParams
 from .scheduler import Scheduler
@@ -131,12 +132,14 @@ class Engine:
     ) -> Request:
         """Accepts a request or raises RequestError, ContextTooLong or QueueFull at once.
 
+        constraint: limits this request's output, and ends it once nothing may follow.
         cache_salt: prefixes are shared among requests of one salt. reads_cache False computes every
         row of the prompt. deadline_ms: from now; a request unfinished then ends for that reason.
         on_event is called from the engine thread and must return quickly.
         """
         arrived_ns = time.monotonic_ns()
         check_terms(service, deadline_ms)
+        check_constraint(constraint, params)
         prompt = checked_prompt(prompt_ids, params, vocab_size=self._tokenizer.vocab_size)
         slots = self.scheduler.pool.n_slots
         n_most = most_tokens(len(prompt), params.max_tokens, context=self.context, pool_slots=slots)
@@ -190,6 +193,8 @@ class Engine:
             window_blocks_used=pool.parts.n_needed if pool.parts else 0,
             fragmentation=self.scheduler.fragmentation(),
             prefix_misses=dict(counts.missed),
+            masks=counts.masks,
+            mask_seconds=counts.mask_s,
         )
 
     @property
@@ -312,7 +317,7 @@ class Engine:
             seed=request.seed,
             n_prompt=request.n_prompt,
             tokens=request.tokens,
-            allowed=constraint.allowed() if constraint else None,
+            allowed=self._counts.timed_mask(constraint) if constraint else None,
             best_id=best_id,
             drawer=self._drawer,
         )
@@ -329,7 +334,7 @@ class Engine:
         request.append(token_id)
         self._counts.decoded += 1
         self._tell(request, TokenEvent(request.n_output - 1, token_id, text, logprob, now_ns))
-        if is_end or request.text.stopped:
+        if is_end or request.text.stopped or (constraint and constraint.is_done):
             self._finish(request, "stop", end_ns=now_ns)
         elif request.is_full:
             self._finish(request, "length", end_ns=now_ns)

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from .block_table import BlockTable
+from .constraint import Constraint
 from .events import NS_PER_MS, Event, FinishEvent, FinishReason, Timings, Trace
 from .prefix_index import Miss
 from .sampling_params import SamplingParams
@@ -32,16 +32,6 @@ class State(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
-
-
-class Constraint(Protocol):
-    """Allows some next tokens (a grammar, a schema). It follows one request's output in order."""
-
-    def allowed(self) -> npt.NDArray[np.bool_]:
-        """(vocab_size,) True where the next token may be."""
-        ...
-
-    def accept(self, token_id: int) -> None: ...
 
 
 @dataclass(eq=False)

@@ -5,10 +5,12 @@ Owns: their definitions. Must not know: metric names or formats (server).
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from .constraint import Allowed, Constraint
 from .events import FINISH_REASONS, FinishReason
 from .prefix_index import MissReason
 from .request import Request, Scheduled
@@ -46,6 +48,10 @@ class EngineStats:
     """Those that running requests still see."""
     fragmentation: float = 1.0
     """Slots of held blocks ÷ tokens in them."""
+    masks: int = 0
+    """Tokens drawn under a constraint."""
+    mask_seconds: float = 0.0
+    """Time the engine thread took to learn what constraints allow."""
     prefix_misses: Mapping[MissReason, int] = field(default_factory=dict)
     """Requests by why their prefix hit ended. Clients can read this, so a block known under another
     salt counts as new."""
@@ -59,6 +65,8 @@ class Counts:
     decoded: int = 0
     recomputed: int = 0
     steps: int = 0
+    masks: int = 0
+    mask_s: float = 0.0
     missed: Counter[MissReason] = field(default_factory=Counter)
     finished: dict[FinishReason, int] = field(
         default_factory=lambda: dict.fromkeys(FINISH_REASONS, 0)
@@ -67,6 +75,13 @@ class Counts:
     def count_admitted(self, request: Request) -> None:
         if request.miss:
             self.missed["new" if request.miss.reason == "salt" else request.miss.reason] += 1
+
+    def timed_mask(self, constraint: Constraint) -> Allowed:
+        start_s = time.perf_counter()
+        allowed = constraint.allowed()
+        self.mask_s += time.perf_counter() - start_s
+        self.masks += 1
+        return allowed
 
     def count_step(self, granted: Iterable[Scheduled]) -> None:
         """To be called before the step is committed."""

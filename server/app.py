@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from ..runtime.errors import MartletError
+from ..runtime.grammar import Grammars
 from ..runtime.tokenizer import Tokenizer
 from . import anthropic, ollama, openai_routes
 from .access_log import AccessLog
@@ -59,6 +60,7 @@ def create_app(
         fingerprint=fingerprint,
         options=options,
         metrics=Metrics(engine.stats, model_name),
+        grammars=Grammars(tokenizer),
         context=context,
         facts=facts or ModelFacts(),
     )

@@ -21,6 +21,7 @@ from ..runtime.service import Service
 from .bridge import Terms
 from .errors import ApiError, refused
 from .fields import FieldRules, unknown_fields
+from .structured import Form
 
 MAX_INT = 2**31 - 1
 MAX_SEED = 2**63 - 1
@@ -67,6 +68,11 @@ class Asked(Fields):
     @property
     def n_logprobs(self) -> int | None:
         """How many alternatives to report per token; None when logprobs are not asked for."""
+        return None
+
+    @property
+    def form(self) -> Form | None:
+        """What the answer must look like; None: free text."""
         return None
 
     @property

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from ..runtime.constraint import Constraint
 from ..runtime.events import Event, FinishEvent
 from ..runtime.sampling_params import SamplingParams
 from ..runtime.service import Service
@@ -31,6 +32,7 @@ class EngineLike(Protocol):
         service: Service = "interactive",
         deadline_ms: float | None = None,
         cache_salt: bytes = b"",
+        constraint: Constraint | None = None,
     ) -> Any: ...
 
     def cancel(self, request_id: str) -> None: ...
@@ -56,6 +58,8 @@ class Ask(NamedTuple):
     prompt_ids: Sequence[int]
     params: SamplingParams
     terms: Terms = Terms()
+    constraint: Constraint | None = None
+    """This request's own: it remembers what was drawn."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +155,7 @@ class Job:
                     ask.params,
                     on_event,
                     request_id=request_id,
+                    constraint=ask.constraint,
                     **ask.terms._asdict(),
                 )
         except BaseException:

@@ -28,6 +28,7 @@ from .reply import NewWriter, Reply, Writer
 from .schema import MAX_CHOICES
 from .service import Prompt, Service
 from .stream import collect, stream, unfinished
+from .structured import compiled
 
 CLIENT_GONE = 499  # nginx's number for it; nobody receives it
 MAX_IGNORED_NAMES = 20
@@ -68,11 +69,14 @@ def prepare(service: Service, route: Route, body: bytes, tenant: bytes = b"") ->
             f"{len(prompts)} prompts with {name} {n_asks} each, at most {MAX_CHOICES}", name
         )
     asks, terms = [], within(request.terms(tenant), service.options.max_request_s)
+    form = request.form
     for prompt in prompts:
+        grammar = form and compiled(service.grammars, form, may_think=prompt.thinks)
         for nth in range(n_asks):
             # Choices of one prompt must differ, so each has its own seed: seed, seed + 1, …
             seed = None if params.seed is None else (params.seed + nth) & MAX_SEED
-            asks.append(Ask(prompt.ids, replace(params, seed=seed), terms))
+            constraint = grammar.start() if grammar else None
+            asks.append(Ask(prompt.ids, replace(params, seed=seed), terms, constraint))
     return Prepared(request, prompts, asks, ignored)
 
 

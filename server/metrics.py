@@ -147,6 +147,18 @@ COUNTERS: tuple[tuple[str, str, str, Callable[[EngineStats], dict[str, float]]],
         "reason",
         lambda s: {reason: count for reason, count in s.prefix_misses.items()},
     ),
+    (
+        "martlet_grammar_masks",
+        "Tokens drawn under a grammar.",
+        "",
+        lambda s: {"": s.masks},
+    ),
+    (
+        "martlet_grammar_mask_seconds",
+        "Time spent learning which tokens grammars allow; part of no request's own figures.",
+        "",
+        lambda s: {"": s.mask_seconds},
+    ),
     ("martlet_steps", "Steps computed.", "", lambda s: {"": s.steps}),
     ("martlet_preemptions", "Requests put back to wait.", "", lambda s: {"": s.preemptions}),
 )

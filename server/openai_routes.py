@@ -23,6 +23,9 @@ def chat_prompts(service: Service, request: ChatRequest) -> list[Prompt]:
     if continues and not (messages[-1]["role"] == "assistant" and messages[-1]["content"]):
         reason = "continue_final_message: the last message is not the assistant's, or is empty"
         raise refused(reason, param="continue_final_message")
+    if continues and request.form:
+        reason = f"continue_final_message: an answer with {request.form.field} begins anew"
+        raise refused(reason, param="continue_final_message")
     prompt = chat_prompt(
         service,
         messages,

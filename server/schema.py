@@ -25,6 +25,7 @@ from .asking import (
 )
 from .errors import refused
 from .fields import OPENAI, FieldRules
+from .form_fields import FormFields
 from .reasoning import Effort
 
 MAX_CHOICES = 128
@@ -152,7 +153,7 @@ class Sampled(Asked):
         )
 
 
-class Generation(Sampled):
+class Generation(Sampled, FormFields):
     """What both generating routes share."""
 
     RULES: ClassVar[FieldRules] = OPENAI

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..runtime.grammar import Grammars
 from ..runtime.tokenizer import Tokenizer
 from .bridge import Courier, EngineLike
 from .chat import ChatTemplate
@@ -30,6 +31,7 @@ class Service:
     fingerprint: str
     options: ServerOptions
     metrics: Metrics
+    grammars: Grammars
     context: int | None = None
     facts: ModelFacts = field(default_factory=ModelFacts)
     courier: Courier = field(default_factory=Courier)

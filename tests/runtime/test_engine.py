@@ -222,6 +222,8 @@ def test_a_constraint_sees_each_token_and_masks_the_next() -> None:
         def accept(self, token_id: int) -> None:
             self.seen.append(token_id)
 
+        is_done = False
+
     engine, _ = engine_of()
     answer, rising = Answer(), OnlyRising()
     engine.submit(PROMPT, SamplingParams(max_tokens=3), answer, constraint=rising)

@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 import uvicorn
+from martlet.runtime.constraint import Constraint
 from martlet.runtime.errors import ContextTooLong, QueueFull
 from martlet.runtime.events import (
     FINISH_REASONS,
@@ -85,10 +86,20 @@ class Running:
     params: SamplingParams
     on_event: Callable[[Event], None]
     arrived_ns: int
+    constraint: Constraint | None = None
     started: bool = False
     n_emitted: int = 0
     cancelled: threading.Event = field(default_factory=threading.Event)
     reason: FinishReason | None = None
+
+    def takes(self, token_id: int) -> bool:
+        """A script may say only what the request's constraint allows."""
+        if self.constraint is None:
+            return True
+        if not self.constraint.allowed()[token_id]:
+            return False
+        self.constraint.accept(token_id)
+        return True
 
 
 class ScriptedEngine:
@@ -132,6 +143,7 @@ class ScriptedEngine:
         service: str = "interactive",
         deadline_ms: float | None = None,
         cache_salt: bytes = b"",
+        constraint: Constraint | None = None,
     ) -> Running:
         n_prompt = len(prompt_ids)
         if n_prompt >= self.context:
@@ -146,6 +158,7 @@ class ScriptedEngine:
                 raise QueueFull(f"{n} unfinished", unfinished=n, limit=self._max_unfinished)
             name = request_id or f"r{len(self.requests)}"
             request = Running(name, list(prompt_ids), params, on_event, time.monotonic_ns())
+            request.constraint = constraint
             self.requests.append(request)
         threading.Thread(target=self._serve, args=(request,), daemon=True).start()
         return request
@@ -205,7 +218,7 @@ class ScriptedEngine:
             if request.cancelled.wait(self.token_s) or request.cancelled.is_set():
                 reason = "cancelled"
                 break
-            if index == self.fail_at:
+            if index == self.fail_at or not request.takes(token_id):
                 reason = "error"
                 break
             stamps.append(time.monotonic_ns())
@@ -216,7 +229,8 @@ class ScriptedEngine:
             request.on_event(
                 TokenEvent(index, token_id, shown, self._logprob(token_id, params), stamps[-1])
             )
-            if is_end or text.stopped:
+            is_done = request.constraint is not None and request.constraint.is_done
+            if is_end or text.stopped or is_done:
                 reason = "stop"
                 break
         self._finish(request, reason, text, stamps)
