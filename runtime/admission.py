@@ -43,14 +43,15 @@ def most_tokens(n_prompt: int, max_tokens: int | None, *, context: int, pool_slo
     Without max_tokens the pool's end is like the context's end. With it, a request that could be
     cut short by the pool is refused, as it could never get what it asks for.
     """
-    if n_prompt >= context:
+    n_least = 0 if max_tokens == 0 else 1  # of the output
+    if n_prompt + n_least > context:
         raise ContextTooLong(
-            f"prompt has {n_prompt} tokens, context is {context} and must hold one more for the "
-            "output; shorten the prompt or start with a longer context",
-            needed=n_prompt + 1,
+            f"prompt has {n_prompt} tokens, context is {context} and must hold {n_least} more for "
+            "the output; shorten the prompt or start with a longer context",
+            needed=n_prompt + n_least,
             limit=context,
         )
-    pool_tokens = pool_slots + 1  # the last token drawn is never computed, so it needs no slot
+    pool_tokens = pool_slots + n_least  # the last token drawn is never computed: it needs no slot
     n_total = context if max_tokens is None else min(context, n_prompt + max_tokens)
     if max_tokens is None:
         n_total = min(n_total, max(pool_tokens, n_prompt + 1))

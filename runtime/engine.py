@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Protocol, cast
 
 import numpy as np
@@ -23,12 +24,13 @@ from .admission import check_constraint, check_terms, checked_prompt, most_token
 from .block_table import BlockTable
 from .constraint import Constraint
 from .errors import MartletError, ModelError
-from .events import Event, FinishReason, TokenEvent
+from .events import Event, FinishReason, PromptEvent, TokenEvent
 from .executors import Executor
 from .kv_blocks import BlockPool
 from .mailbox import Mailbox
 from .pace import Pace
 from .prefix_store import DiskTier, PrefixStore, SavingExecutor
+from .prompt_scores import PromptScores, scored_rows
 from .request import Request, Scheduled, State
 from .sampling import Drawer, Logits, sample, token_logprob
 from .sampling_params import CHOSEN_SEED_BITS, SamplingParams
@@ -99,6 +101,7 @@ class Engine:
             step_rows=step_rows,
             max_running=max_running,
             prompt_rows=self._pace.prompt_rows,
+            scored_rows=scored_rows(tokenizer.vocab_size),
         )
         alone = executor.n_blocks * executor.block_tokens
         if pool.parts and not pool.parts.fits(pool.parts.share(alone), step_rows):
@@ -147,6 +150,8 @@ class Engine:
         buffer[: len(prompt)] = prompt
         seed = secrets.randbits(CHOSEN_SEED_BITS) if params.seed is None else params.seed
         request_id = request_id or secrets.token_hex(8)
+        n_top = params.prompt_logprobs
+        scores = None if n_top is None else PromptScores(n_top)
 
         def make(arrival: int) -> Request:
             return Request(
@@ -161,7 +166,8 @@ class Engine:
                 table=BlockTable(salt=cache_salt),
                 arrived_ns=arrived_ns,
                 constraint=constraint,
-                reads_cache=reads_cache,
+                reads_cache=reads_cache and scores is None,
+                scores=scores,
                 service=service,
                 deadline_ms=deadline_ms,
             )
@@ -233,11 +239,12 @@ class Engine:
                 raise ModelError("no waiting request fits into the idle pool")
             return False
         self._stamp_scheduled(granted)
-        drawing = [item.request for item in granted if item.wants_logits]
+        reads = [(item.request, item.n_out, item.wants_logits) for item in granted if item.n_out]
         try:
             logits = self._run(granted)
-            if len(logits) != len(drawing):
-                raise ModelError(f"executor gave {len(logits)} rows of logits, not {len(drawing)}")
+            n_out = sum(n for _, n, _ in reads)
+            if len(logits) != n_out:
+                raise ModelError(f"executor gave {len(logits)} rows of logits, not {n_out}")
         except Exception as error:
             # The keys and values of these rows are unknown now; those of others are untouched.
             for request in (
@@ -248,21 +255,34 @@ class Engine:
             return True
         self._counts.count_step(granted)
         self.scheduler.commit(granted)
-        self._draw(drawing, logits)
+        self._read(reads, logits)
         return True
 
-    def _draw(self, drawing: Sequence[Request], logits: Logits) -> None:
+    def _read(self, reads: Sequence[tuple[Request, int, bool]], logits: Logits) -> None:
+        """reads: whose rows come next, how many, and whether the last one leads to a token."""
         logits = logits[:, : self._tokenizer.vocab_size]  # without padding entries
-        best_ids = logits.argmax(axis=1).tolist()
+        ends = list(accumulate(n for _, n, _ in reads))
+        last_rows = logits if len(logits) == len(reads) else logits[[end - 1 for end in ends]]
+        best_ids = last_rows.argmax(axis=1).tolist()
         self._holds_events = True
         try:
-            for request, row, best_id in zip(drawing, logits, best_ids, strict=True):
+            for (request, n, draws), end, best_id in zip(reads, ends, best_ids, strict=True):
                 try:
-                    self._advance(request, row, best_id)
+                    if request.scores is not None and not request.n_output:
+                        self._score(request, request.scores, logits[end - n : end], draws)
+                    if draws and request.is_full:  # nothing is asked beyond the prompt
+                        self._finish(request, "length")
+                    elif draws:
+                        self._advance(request, logits[end - 1], best_id)
                 except Exception as error:
                     self._fail(request, error)
         finally:
             self._deliver()
+
+    def _score(self, request: Request, scores: PromptScores, rows: Logits, is_last: bool) -> None:
+        scores.read(rows, request.prompt, request.n_computed - len(rows))
+        if is_last:
+            self._tell(request, PromptEvent(tuple(scores.logprobs)))
 
     def _run(self, granted: Sequence[Scheduled]) -> Logits:
         for _, src, dst, window in self.scheduler.copies:

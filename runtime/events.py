@@ -90,6 +90,8 @@ class TokenLogprob:
     logprob: float
     top: tuple[tuple[int, float], ...]
     """(token id, logprob) of the likeliest tokens, best first, lower id first among equals."""
+    rank: int | None = None
+    """1 for the likeliest of all; only prompt tokens are ranked."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,15 @@ class TokenEvent:
     logprob: TokenLogprob | None
     time_ns: int
     """time.monotonic_ns when the token was drawn."""
+
+
+@dataclass(frozen=True)
+class PromptEvent:
+    """What was asked about the prompt itself; before the first token, for those who asked only."""
+
+    logprobs: tuple[TokenLogprob, ...]
+    """Of the prompt's second token and each one after it."""
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -140,4 +151,4 @@ class FinishEvent:
     trace: Trace = Trace()
 
 
-Event: TypeAlias = TokenEvent | FinishEvent
+Event: TypeAlias = TokenEvent | PromptEvent | FinishEvent

@@ -23,6 +23,7 @@ from .block_table import BlockTable
 from .constraint import Constraint
 from .events import NS_PER_MS, Event, FinishEvent, FinishReason, Timings, Trace
 from .prefix_index import Miss
+from .prompt_scores import PromptScores
 from .sampling_params import SamplingParams
 from .service import Place, Service
 from .textstream import TextStream
@@ -53,6 +54,8 @@ class Request:
     constraint: Constraint | None = None
     reads_cache: bool = True
     """False computes every row, as reports on the prompt's own rows need."""
+    scores: PromptScores | None = None
+    """Where the logprobs of the prompt's own tokens are taken down, if they are asked for."""
     service: Service = "interactive"
     deadline_ms: float | None = None
     """From arrival. A request that is unfinished then ends with reason "deadline"."""
@@ -158,3 +161,14 @@ class Scheduled:
     def wants_logits(self) -> bool:
         """Only the last owned token leads to a new one; read this before the step is committed."""
         return self.n_rows == self.request.n_pending
+
+    @property
+    def n_out(self) -> int:
+        """The last so many rows are read: the one that leads to a token, and where the prompt is
+        scored each one that is computed for the first time."""
+        request, n_new = self.request, 0
+        if request.scores is not None:
+            n_new = (
+                request.n_computed + self.n_rows - max(request.n_computed, request.n_ever_computed)
+            )
+        return max(n_new, int(self.wants_logits))

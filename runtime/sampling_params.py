@@ -41,8 +41,9 @@ INTEGER_RANGES: Mapping[str, tuple[int, int, bool]] = MappingProxyType(
     {
         "top_k": (0, MAX_INT, False),
         "seed": (0, 2**SEED_BITS - 1, True),
-        "max_tokens": (1, MAX_INT, True),
+        "max_tokens": (0, MAX_INT, True),
         "logprobs": (0, MAX_LOGPROBS, True),
+        "prompt_logprobs": (0, MAX_LOGPROBS, True),
     }
 )
 BIAS_RANGE = (-100.0, 100.0)
@@ -64,11 +65,13 @@ class SamplingParams:
     seed: int | None = None
     """0 … 2**64 - 1; 0 is a seed like any other. None: one is chosen and reported."""
     max_tokens: int | None = None
-    """Most output tokens; None runs to the end of the context."""
+    """Most output tokens; None runs to the end of the context. 0 where the prompt is scored."""
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
     """Number of alternatives to report with each token; 0 reports only the token's own."""
+    prompt_logprobs: int | None = None
+    """The same for each token of the prompt; what the prefix cache holds is then computed again."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     presence_penalty: float = 0.0
     """Subtracted once from every token already in the output."""
@@ -84,6 +87,12 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None or not may_be_none:
                 _check_integer(name, value, least, most)
+        if self.max_tokens == 0 and self.prompt_logprobs is None:
+            raise RequestError(
+                "max_tokens is 0 and the prompt is not scored, so nothing is asked; it must be 1 "
+                "at least",
+                field="max_tokens",
+            )
         if not isinstance(self.stop, tuple) or not all(isinstance(s, str) for s in self.stop):
             raise RequestError("stop must be a tuple of strings", field="stop")
         if "" in self.stop:

@@ -65,15 +65,14 @@ def build_step(scheduled: Sequence[Scheduled], window_block_of: Int32s | None = 
     """
     tokens: list[int] = []
     positions: list[int] = []
-    seq_start, out_rows = [0], []
+    seq_start, out_rows = [0], list[int]()
     tables = [item.request.table.blocks for item in scheduled]
     for item in scheduled:
         start, end = item.request.n_computed, item.request.n_computed + item.n_rows
         tokens += item.request.buffer[start:end].tolist()
         positions += range(start, end)
         seq_start.append(len(tokens))
-        if item.wants_logits:
-            out_rows.append(len(tokens) - 1)
+        out_rows += range(len(tokens) - item.n_out, len(tokens))
     width = max(map(len, tables), default=0)
     # One array from lists: a decode step has few numbers, and each call of NumPy costs a hundred.
     padded = [blocks + [0] * (width - len(blocks)) for blocks in tables]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..runtime.events import Event, FinishEvent, TokenEvent
+from ..runtime.events import Event, FinishEvent, PromptEvent, TokenEvent, TokenLogprob
 from .reasoning import Part, Splitter
 
 
@@ -30,12 +30,16 @@ class Choice:
     answer_from: int = 0
     """The first token that is no reasoning."""
     tokens: list[TokenEvent] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    """Of each prompt token but the first, where they were asked for."""
     finish: FinishEvent | None = None
 
     def add(self, event: Event) -> list[Part]:
         """What the event adds to the text."""
         if isinstance(event, TokenEvent):
             self.tokens.append(event)
+        elif isinstance(event, PromptEvent):
+            self.prompt_logprobs = event.logprobs
         else:
             self.finish = event
         if self.splitter:
@@ -45,13 +49,13 @@ class Choice:
 
     def _split(self, event: Event, splitter: Splitter) -> list[Part]:
         was_inside = splitter.inside
-        if isinstance(event, TokenEvent):
+        if isinstance(event, FinishEvent):
+            parts = splitter.finish(event.text)
+        else:
             parts = splitter.push(event.text)
-            if was_inside or splitter.inside:
+            if isinstance(event, TokenEvent) and (was_inside or splitter.inside):
                 self.n_reasoning += 1
                 self.answer_from = len(self.tokens)
-        else:
-            parts = splitter.finish(event.text)
         for is_reasoning, text in parts:
             if is_reasoning:
                 self.reasoning += text

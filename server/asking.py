@@ -76,6 +76,11 @@ class Asked(Fields):
         return None
 
     @property
+    def n_prompt_logprobs(self) -> int | None:
+        """The same for tokens of the prompt."""
+        return None
+
+    @property
     def service(self) -> Service:
         return "interactive"
 

@@ -82,7 +82,7 @@ REFUSED: Mapping[str, Refused] = {
     "max_length": Refused("use max_tokens"),
     "min_tokens": Refused("a least length is not supported", (0,)),
     "n_probs": Refused("use logprobs", (0,)),
-    "prompt_logprobs": Refused("prompt scoring is not supported yet", (0,)),
+    "prompt_logprobs": Refused("belongs to /v1/completions and /v1/chat/completions"),
     "stop_sequences": Refused("use stop", ([],)),
     "stop_token_ids": Refused("use stop or logit_bias", ([],)),
     "bad_words": Refused("use logit_bias", ([],)),

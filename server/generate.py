@@ -161,6 +161,7 @@ def make_reply(service: Service, prepared: Prepared, reply_id: str) -> Reply:
         request=request,
         choices=choices,
         echoes=[prepared.prompts[choice.prompt_index].echo for choice in choices],
+        prompt_ids=[ask.prompt_ids for ask in prepared.asks],
     )
 
 

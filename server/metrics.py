@@ -224,7 +224,7 @@ class Metrics:
                 if index in last_ns:
                     inter_token.observe((event.time_ns - last_ns[index]) / NS_PER_S)
                 last_ns[index] = event.time_ns
-            elif event.reason in ("stop", "length"):
+            elif isinstance(event, FinishEvent) and event.reason in ("stop", "length"):
                 for histogram, milliseconds in self._histograms:
                     ms = milliseconds(event)
                     if ms is not None:

@@ -8,12 +8,13 @@ of these two routes do not expect them. A failure after the start is an object w
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..runtime.events import Event, FinishEvent, TokenEvent
 from .answer import Choice, best, slowest, timings, usage
 from .errors import ApiError
-from .logprobs import LogprobWriter
+from .logprobs import EchoedPrompt, LogprobWriter, prompt_logprobs
 from .reasoning import Part
 from .reply import Json, Reply
 from .shapes import Shape, choice_entry
@@ -45,6 +46,8 @@ class OpenAiWriter:
         parts = writer.choice.add(event)
         if isinstance(event, TokenEvent):
             return writer.token(event, parts)
+        if not isinstance(event, FinishEvent):
+            return ""  # the prompt's part comes with the first token
         return "" if writer.choice.failure else writer.end(event, parts)
 
     def end(self) -> str:
@@ -58,13 +61,30 @@ class OpenAiWriter:
 
     def body(self) -> Json:
         shown = best(self.reply.choices, self.reply.request.n)
+        of_prompt = {} if self.shape.has_choice_prompts else self._of_prompt(shown[0])
         return {
             **self.head,
             "object": self.shape.body_object,
             "choices": [self._whole(choice, index) for index, choice in enumerate(shown)],
             "usage": usage(self.reply.choices),
             "timings": self._timings(),
+            **of_prompt,
         }
+
+    def echoed(self, choice: Choice) -> EchoedPrompt | None:
+        """The prompt where its tokens are listed before those of the choice."""
+        request, ids = self.reply.request, self.reply.prompt_ids[choice.index]
+        logprobs = choice.prompt_logprobs
+        if not self.has_logprobs or logprobs is None or not getattr(request, "echo", False):
+            return None
+        return EchoedPrompt(ids, logprobs, self.reply.echoes[choice.index], request.n_logprobs)
+
+    def _of_prompt(self, choice: Choice) -> Json:
+        n_top, logprobs = self.reply.request.prompt_logprobs, choice.prompt_logprobs
+        if n_top is None or logprobs is None:
+            return {}
+        ids = self.reply.prompt_ids[choice.index]
+        return {"prompt_logprobs": prompt_logprobs(self.reply.tokenizer, ids, logprobs, n_top)}
 
     def chunk(self, content: Json) -> Json:
         return {**self.head, "object": self.shape.chunk_object, **content}
@@ -79,10 +99,21 @@ class OpenAiWriter:
     def _whole(self, choice: Choice, index: int) -> Json:
         assert choice.finish is not None
         writer = self.logprob_writer()
-        logprobs = writer.write(choice.tokens) if writer else None
+        logprobs = with_echo(writer, self.echoed(choice), choice.tokens) if writer else None
         content = self.shape.body(choice, self.reply.echoes[choice.index])
         entry = choice_entry(index, content, logprobs, choice.finish.reason)
-        return {**entry, "seed": choice.finish.seed}
+        of_prompt = self._of_prompt(choice) if self.shape.has_choice_prompts else {}
+        return {**entry, "seed": choice.finish.seed, **of_prompt}
+
+
+def with_echo(
+    writer: LogprobWriter, prompt: EchoedPrompt | None, tokens: Sequence[TokenEvent]
+) -> Json:
+    """The lists of the prompt, where there is one, and those of the answer behind them."""
+    if prompt is None:
+        return writer.write(tokens)
+    of_prompt = writer.echo(prompt)  # first: the answer's offsets begin where it ends
+    return {name: of_prompt[name] + of_answer for name, of_answer in writer.write(tokens).items()}
 
 
 @dataclass
@@ -115,7 +146,11 @@ class ChoiceWriter:
         self.is_open = True
         opening = self.answer.shape.opening
         text = self._entry(opening) if opening else ""
-        return text + self._piece(self.answer.reply.echoes[self.choice.index])
+        echo = self.answer.reply.echoes[self.choice.index]
+        prompt = self.answer.echoed(self.choice)
+        if prompt is None or self.logprobs is None:
+            return text + self._piece(echo)
+        return text + sse(self._chunk(self.answer.shape.piece(echo), self.logprobs.echo(prompt)))
 
     def _text(self, parts: list[Part]) -> str:
         return "".join(

@@ -6,7 +6,7 @@ dialect, sockets, the engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -34,6 +34,8 @@ class Reply:
     choices: list[Choice]
     echoes: list[str]
     """Prompt text to put before each choice; "" for none."""
+    prompt_ids: list[Sequence[int]]
+    """Of each choice."""
 
 
 class Writer(Protocol):

@@ -150,6 +150,7 @@ class Sampled(Asked):
             max_tokens=min((n for n in self.limits if n is not None), default=None),
             stop=tuple(self.stop),
             logprobs=self.n_logprobs,
+            prompt_logprobs=self.n_prompt_logprobs,
         )
 
 
@@ -163,10 +164,17 @@ class Generation(Sampled, FormFields):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     max_tokens: Positive | None = None
     max_completion_tokens: Positive | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
     @property
     def n_asks(self) -> int:
         return self.n
+
+    @property
+    def n_prompt_logprobs(self) -> int | None:
+        if self.prompt_logprobs is not None and self.stream:
+            raise refused("prompt_logprobs are part of a whole answer only", "prompt_logprobs")
+        return self.prompt_logprobs
 
     @property
     def limits(self) -> list[int | None]:
@@ -209,6 +217,7 @@ class ChatRequest(Generation):
 
 class CompletionRequest(Generation):
     prompt: Annotated[list[Any], BeforeValidator(_prompts)]
+    max_tokens: Count | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool = False
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
@@ -224,9 +233,15 @@ class CompletionRequest(Generation):
 
     @property
     def n_logprobs(self) -> int | None:
-        if self.echo and self.logprobs is not None:
-            raise refused("echo with logprobs is not supported yet", param="echo")
         return self.logprobs
+
+    @property
+    def n_prompt_logprobs(self) -> int | None:
+        """What is echoed has its logprobs as the answer has them; where nothing is to be drawn,
+        the echo is what was asked for."""
+        of_echo = 0 if self.logprobs is None and self.max_tokens == 0 else self.logprobs
+        given = (super().n_prompt_logprobs, of_echo if self.echo else None)
+        return max((n for n in given if n is not None), default=None)
 
     def sampling(self, vocab_size: int) -> SamplingParams:
         params = super().sampling(vocab_size)

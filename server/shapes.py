@@ -34,6 +34,8 @@ class Shape:
     """The delta of more reasoning."""
     closing: Json
     """The delta of the chunk that carries the finish reason."""
+    has_choice_prompts: bool
+    """Whether logprobs of the prompt stand in each choice, as there may be several prompts."""
 
 
 def _message(choice: Choice) -> Json:
@@ -55,6 +57,7 @@ CHAT = Shape(
     piece=lambda text: {"delta": {"content": text}},
     reasoning=lambda text: {"delta": _reasoning(text)},
     closing={"delta": {}},
+    has_choice_prompts=False,
 )
 
 COMPLETION = Shape(
@@ -66,6 +69,7 @@ COMPLETION = Shape(
     piece=lambda text: {"text": text},
     reasoning=lambda text: {"text": text},  # nothing is split here
     closing={"text": ""},
+    has_choice_prompts=True,
 )
 
 

@@ -85,7 +85,11 @@ def test_b72_partial_characters_have_bytes_and_offsets() -> None:
         ("completions", {"logprobs": 21}),
         ("completions", {"logprobs": -1}),
         ("completions", {"logprobs": True}),
-        ("completions", {"logprobs": 1, "echo": True}),
+        ("completions", {"logprobs": 21, "echo": True}),
+        ("completions", {"prompt_logprobs": 21}),
+        ("completions", {"prompt_logprobs": 1, "stream": True}),
+        ("completions", {"max_tokens": 0}),
+        ("chat/completions", {"prompt_logprobs": -1}),
         ("completions", {"top_logprobs": 1}),
     ],
 )
