@@ -21,9 +21,13 @@ def read_configuration(ctx: typer.Context, path: Path | None) -> Path | None:
     """Gives the command its defaults. Raises BadParameter for a key that is no option."""
     if path is not None:
         parameters = {each.name: each for each in ctx.command.params if each.name != "config"}
-        lists = {name: bool(getattr(each, "multiple", False)) for name, each in parameters.items()}
+        lists = {name: is_list(each) for name, each in parameters.items()}
         ctx.default_map = defaults(path, lists)
     return path
+
+
+def is_list(parameter: Any) -> bool:
+    return bool(getattr(parameter, "multiple", False)) or parameter.nargs == -1
 
 
 def defaults(path: Path, options: Mapping[str, bool]) -> dict[str, Any]:

@@ -4,28 +4,36 @@ Owns the options, the warnings and what is printed; the server itself is martlet
 from __future__ import annotations
 
 import json
-import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from martlet.quant.errors import MartletError
 from martlet.scripts import options
-from martlet.scripts.catalogue import CATALOGUE
 from martlet.scripts.configuration import ConfigurationOption
 from martlet.scripts.console import note
+from martlet.scripts.exposure import check_exposure, read_keys
+from martlet.scripts.serve_many import models_of, places
 
 if TYPE_CHECKING:
     from martlet.runtime.model import Model
     from martlet.runtime.prefix_store import PrefixStore
+    from martlet.server import ServerOptions
+    from martlet.server.lifecycle import Lifecycle
 
 ROUTES = {True: "/v1/chat/completions", False: "/v1/completions"}  # has a chat template
 
 
 @options.with_load_options
 def serve(
-    model: options.ModelArgument,
+    model: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL…", help="Known names, hf:ORG/REPO/FILE.gguf or paths. Requests pick one."
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8080,
     name: Annotated[str | None, typer.Option(help="The name requests call it by.")] = None,
@@ -67,6 +75,19 @@ def serve(
     log_prompts: Annotated[
         bool, typer.Option("--log-prompts", help="The same, with what was asked.")
     ] = False,
+    models_dir: Annotated[
+        Path | None, typer.Option(exists=True, file_okay=False, help="Offer its .gguf files too.")
+    ] = None,
+    keep_alive: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="SECONDS", help="Unload a model that long without requests."),
+    ] = None,
+    max_memory: Annotated[
+        int | None,
+        typer.Option(
+            parser=options.parse_bytes, metavar="SIZE", help="For all models; idle ones make room."
+        ),
+    ] = None,
     *,
     load: options.LoadOptions,
     context: options.ContextOption = None,
@@ -83,15 +104,18 @@ def serve(
     config: ConfigurationOption = None,
 ) -> None:
     """Answer OpenAI-style requests with MODEL until Ctrl-C. See docs/serving.md."""
-    from martlet.scripts.generate import open_model
     from martlet.server import ServerOptions
-    from martlet.server import serve as serve_http
     from martlet.server.options import LOOPBACK_NAMES
     from martlet.server.run import open_socket
 
+    models = models_of(model or (), models_dir)
+    is_shelf = len(models) > 1 or keep_alive is not None or max_memory is not None
+    if name and len(models) > 1:
+        raise MartletError("--name is for one model; several are called by their files' names")
+    if name:
+        models = dict.fromkeys([name], *models.values())
     keys = (*(api_key or ()), *read_keys(api_key_file))
     check_exposure(host, has_key=bool(keys), is_insecure=insecure)
-    called = name or served_name(model)
     arguments = load.arguments(context=context, kv_bytes=kv_bytes)
     served = ServerOptions(
         api_keys=keys,
@@ -105,48 +129,74 @@ def serve(
         log=log_record if log_requests or log_prompts else None,
         log_prompts=log_prompts,
     )
-    # The address first: whether it can be had is known long before the model is loaded.
-    with open_socket(host, port) as listener, open_model(model, **arguments) as opened:
+    engine = {"max_queue": max_queue, "step_ms": step_ms}
+    prefixes = (prefix_cache_dir, prefix_cache_bytes)
+    # The address first: whether it can be had is known long before a model is loaded.
+    with open_socket(host, port) as listener:
+        place: dict[str, Any] = {"host": host, "listener": listener, "options": served}
+        if is_shelf:
+            kept = {"keep_alive_s": keep_alive, "max_bytes": max_memory}
+            serve_several(models, arguments, engine, prefixes, kept, place)
+        else:
+            serve_one(models, arguments, engine, prefixes, place)
+
+
+def serve_one(
+    models: dict[str, str],
+    arguments: dict[str, Any],
+    engine: dict[str, Any],
+    prefixes: tuple[Path | None, int],
+    place: dict[str, Any],
+) -> None:
+    from martlet.scripts.generate import open_model
+    from martlet.server import serve as serve_http
+
+    ((called, spec),) = models.items()
+    options = place["options"]
+    with open_model(spec, **arguments) as opened:
         serve_http(
             opened,
             model_name=called,
-            host=host,
-            max_queue=max_queue,
-            step_ms=step_ms,
-            prefix_store=open_store(opened, prefix_cache_dir, prefix_cache_bytes),
-            options=served,
-            listener=listener,
-            on_ready=lambda url: announce(opened, called, url, needs_key=bool(keys)),
-            on_drain=lambda n: note(
-                f"stopping: {n} unfinished, for {drain_seconds:g} s at most; Ctrl-C again ends them"
-            ),
+            prefix_store=open_store(opened, *prefixes),
+            on_ready=lambda url: announce(opened, called, url, needs_key=bool(options.api_keys)),
+            on_drain=stopping(options),
+            **engine,
+            **place,
         )
 
 
-def read_keys(path: Path | None) -> tuple[str, ...]:
-    """One per line; empty lines and those that begin with # are none."""
-    if path is None:
-        return ()
-    lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
-    keys = tuple(line for line in lines if line and not line.startswith("#"))
-    if not keys:
-        raise MartletError(f"{path} holds no key; write one per line")
-    if os.name == "posix" and path.stat().st_mode & 0o077:
-        note(f"warning: others on this machine may read {path}; chmod 600 mends that")
-    return keys
+def serve_several(
+    models: dict[str, str],
+    arguments: dict[str, Any],
+    engine: dict[str, Any],
+    prefixes: tuple[Path | None, int],
+    kept: dict[str, Any],
+    place: dict[str, Any],
+) -> None:
+    from martlet.server.run import hold, serve_shelf
+    from martlet.server.shelf import Loaded, Shelf
+
+    options, (folder, max_bytes) = place["options"], prefixes
+
+    def held(model: Model, name: str, lifecycle: Lifecycle) -> Loaded:
+        store = open_store(model, folder / name if folder else None, max_bytes)
+        terms = {"options": options, "lifecycle": lifecycle, "prefix_store": store}
+        return hold(model, model_name=name, **terms, **engine)
+
+    offered = places(models, arguments, held, measures=kept["max_bytes"] is not None)
+
+    def ready(url: str) -> None:
+        note(f"{', '.join(models)} at {url}/v1, loaded when asked for; a page to chat at {url}/")
+        print(curl_line(next(iter(models)), url, True, bool(options.api_keys)), flush=True)
+
+    serve_shelf(Shelf(offered, **kept), on_ready=ready, on_drain=stopping(options), **place)
 
 
-def check_exposure(host: str, *, has_key: bool, is_insecure: bool) -> None:
-    from martlet.server.options import is_loopback
-
-    if is_loopback(host) or has_key:
-        return
-    if not is_insecure:
-        raise MartletError(
-            f"{host} is open to the network and asks for no key; add --api-key or --api-key-file, "
-            "or --insecure to let anybody in"
-        )
-    note(f"warning: {host} is open to the network and asks for no key (--insecure)")
+def stopping(options: ServerOptions) -> Callable[[int], None]:
+    limit_s = options.drain_s
+    return lambda n: note(
+        f"stopping: {n} unfinished, for {limit_s:g} s at most; Ctrl-C again ends them"
+    )
 
 
 def log_record(record: dict[str, Any]) -> None:
@@ -163,10 +213,6 @@ def open_store(model: Model, folder: Path | None, max_bytes: int) -> PrefixStore
     store = PrefixStore(folder, fingerprint(model), max_bytes=max_bytes)
     note(f"prefix cache {folder}: {store.n_bytes / 1e6:,.0f} of {max_bytes / 1e6:,.0f} MB")
     return store
-
-
-def served_name(spec: str) -> str:
-    return spec if spec in CATALOGUE else Path(spec.rsplit(":", 1)[-1]).stem
 
 
 def announce(model: Model, name: str, url: str, *, needs_key: bool) -> None:

@@ -24,7 +24,7 @@ from .errors import SERVER_FAULT, ApiError, fault, from_typed
 from .facts import ModelFacts
 from .generate import Route, generate
 from .guard import Guard
-from .lifecycle import Gate
+from .lifecycle import Gate, Lifecycle
 from .metrics import Metrics
 from .options import ServerOptions
 from .page import add_page
@@ -44,11 +44,13 @@ def create_app(
     fingerprint: str = "martlet",
     options: ServerOptions | None = None,
     facts: ModelFacts | None = None,
+    lifecycle: Lifecycle | None = None,
 ) -> FastAPI:
     """An app over a started engine; who starts it closes it.
 
     chat_template: instead of the model's own. Raises ChatTemplateError when it does not compile.
     fingerprint: should change whenever the same request and seed could give other tokens.
+    lifecycle: of the app that this becomes a part of, which then also keeps the doors.
     """
     options = options or ServerOptions()
     source = chat_template if chat_template is not None else tokenizer.chat_template
@@ -63,24 +65,26 @@ def create_app(
         grammars=Grammars(tokenizer),
         context=context,
         facts=facts or ModelFacts(),
+        lifecycle=lifecycle or Lifecycle(),
     )
     # The interactive pages would load scripts from elsewhere; the schema says less than the docs.
     app = FastAPI(title="martlet", docs_url=None, redoc_url=None, openapi_url=None)
-    _add_errors(app)
+    add_errors(app)
     add_status_routes(app, service)
     add_page(app)
     _add_generating_routes(app, service)
     anthropic.add_routes(app, service)
     ollama.add_routes(app, service)
-    _add_doors(app, service)
+    app.state.service = service
+    if lifecycle is None:
+        add_doors(app, options, service.lifecycle)
     return app
 
 
-def _add_doors(app: FastAPI, service: Service) -> None:
+def add_doors(app: FastAPI, options: ServerOptions, lifecycle: Lifecycle) -> None:
     """Each stands before those added earlier."""
-    options = service.options
-    app.state.lifecycle = service.lifecycle
-    app.add_middleware(Gate, lifecycle=service.lifecycle, max_per_client=options.max_per_client)
+    app.state.lifecycle = lifecycle
+    app.add_middleware(Gate, lifecycle=lifecycle, max_per_client=options.max_per_client)
     app.add_middleware(Guard, options=options)
     # CORS headers also go on what the guard refuses.
     if options.origins:
@@ -129,7 +133,7 @@ async def _answer(service: Service, route: Route, request: Request) -> Response:
     return problem.response(request.url.path)
 
 
-def _add_errors(app: FastAPI) -> None:
+def add_errors(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> JSONResponse:
         return error.response(request.url.path)

@@ -12,6 +12,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 
 from .errors import ApiError
+from .facts import ModelFacts
 from .generate import Route, read_request
 from .ollama_schema import OllamaChat, OllamaGenerate, OllamaShow
 from .ollama_writer import OllamaWriter, chat_piece, generate_piece, rfc3339
@@ -76,16 +77,11 @@ def add_routes(app: FastAPI, service: Service) -> None:
 
     @app.api_route("/api/tags", methods=["GET", "HEAD"])
     async def tags() -> dict[str, Any]:
-        return {"models": [listed(service, name) for name in service.names]}
+        return {"models": [listed(service.facts, name) for name in service.names]}
 
     @app.get("/api/ps")
     async def ps() -> dict[str, Any]:
-        loaded = {
-            "size_vram": 0,
-            "expires_at": rfc3339(NEVER_S),
-            "context_length": service.context,
-        }
-        return {"models": [listed(service, service.model_name) | loaded]}
+        return {"models": [running(service)]}
 
     @app.post("/api/show")
     async def show(request: Request) -> dict[str, Any]:
@@ -105,8 +101,7 @@ def refusal(message: str) -> Callable[[], Any]:
     return endpoint
 
 
-def details(service: Service) -> dict[str, Any]:
-    facts = service.facts
+def details(facts: ModelFacts) -> dict[str, Any]:
     return {
         "parent_model": "",
         "format": "gguf",
@@ -117,15 +112,23 @@ def details(service: Service) -> dict[str, Any]:
     }
 
 
-def listed(service: Service, name: str) -> dict[str, Any]:
-    facts = service.facts
+def running(service: Service) -> dict[str, Any]:
+    loaded = {
+        "size_vram": 0,
+        "expires_at": rfc3339(NEVER_S),
+        "context_length": service.context,
+    }
+    return listed(service.facts, service.model_name) | loaded
+
+
+def listed(facts: ModelFacts, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "model": name,
         "modified_at": rfc3339(facts.modified),
         "size": facts.n_bytes,
         "digest": facts.digest,
-        "details": details(service),
+        "details": details(facts),
     }
 
 
@@ -137,7 +140,7 @@ def shown(service: Service) -> dict[str, Any]:
         "parameters": "",
         "template": template.source if template else "",
         "modified_at": rfc3339(facts.modified),
-        "details": details(service),
+        "details": details(facts),
         "model_info": {
             "general.architecture": facts.arch,
             "general.parameter_count": facts.n_params,

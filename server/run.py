@@ -1,7 +1,7 @@
-"""Serves one loaded model until it is told to stop.
+"""Serves a loaded model, or a shelf of them, until it is told to stop.
 
-Owns: serve, the socket, the engine's life. Must not know: the command line, how models load, what
-the routes do. Prints nothing: `on_ready` gets the address once requests are answered.
+Owns: serve, serve_shelf, the socket, the engine's life. Must not know: the command line, how models
+load, what the routes do. Prints nothing: `on_ready` gets the address once requests are answered.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from .app import create_app
 from .facts import facts_of
 from .lifecycle import Lifecycle
 from .options import ADDRESSES, ANY, LOOPBACK_NAMES, ServerOptions, is_loopback
+from .shelf import Loaded, Shelf
+from .switch import create_shelf_app
 
 DEFAULT_PORT = 8080
 FAREWELL_S = 10
@@ -59,41 +61,62 @@ def serve(
     with how many answers are waited for. Raises MartletError when the address cannot be had.
     """
     options = options_for_host(options or ServerOptions(), host)
-    tokenizer, context = model.tokenizer, model.context
     with listener or open_socket(host, port) as listener:
-        engine = Engine(
-            model.executor,
-            tokenizer,
-            context=context,
+        held = hold(
+            model,
+            model_name=model_name,
             max_queue=max_queue,
             step_rows=step_rows,
             step_ms=step_ms,
             prefix_store=prefix_store,
-        )
-        app = create_app(
-            engine,
-            tokenizer,
-            model_name=model_name,
-            context=context,
-            chat_template=chat_template,
             fingerprint=fingerprint,
-            facts=facts_of(model),
+            chat_template=chat_template,
             options=options,
         )
-        engine.start()
-        try:
-            # uvicorn repeats the signal it stopped for, after the last answer is out.
-            with contextlib.suppress(KeyboardInterrupt):
-                run_app(
-                    app,
-                    listener,
-                    on_ready,
-                    on_drain,
-                    drain_s=options.drain_s,
-                    end_answers=engine.close,
-                )
-        finally:
-            engine.close()
+        run_app(held.app, listener, on_ready, on_drain, options.drain_s, held.close)
+
+
+def serve_shelf(
+    shelf: Shelf,
+    *,
+    host: str,
+    listener: socket.socket,
+    options: ServerOptions,
+    on_ready: Callable[[str], None] = lambda url: None,
+    on_drain: Callable[[int], None] = lambda n_inside: None,
+) -> None:
+    """As serve does, over several models that are loaded when they are asked for."""
+    app = create_shelf_app(shelf, options_for_host(options, host))
+    with listener:
+        run_app(app, listener, on_ready, on_drain, options.drain_s, shelf.close)
+
+
+def hold(
+    model: Model,
+    *,
+    model_name: str,
+    options: ServerOptions,
+    lifecycle: Lifecycle | None = None,
+    chat_template: str | None = None,
+    fingerprint: str = "martlet",
+    **engine_options: Any,
+) -> Loaded:
+    """The model with a running engine and an app; lifecycle as in create_app. Closing it ends the
+    engine and leaves the model open."""
+    engine = Engine(model.executor, model.tokenizer, context=model.context, **engine_options)
+    app = create_app(
+        engine,
+        model.tokenizer,
+        model_name=model_name,
+        context=model.context,
+        chat_template=chat_template,
+        fingerprint=fingerprint,
+        facts=facts_of(model),
+        options=options,
+        lifecycle=lifecycle,
+    )
+    engine.start()
+    return Loaded(app, app.state.service, engine.close)
 
 
 def options_for_host(options: ServerOptions, host: str) -> ServerOptions:
@@ -131,7 +154,6 @@ def run_app(
     listener: socket.socket,
     on_ready: Callable[[str], None],
     on_drain: Callable[[int], None],
-    *,
     drain_s: float,
     end_answers: Callable[[], None],
 ) -> None:
@@ -152,7 +174,12 @@ def run_app(
         drain_s=drain_s,
         end_answers=end_answers,
     )
-    server.run(sockets=[listener])
+    try:
+        # uvicorn repeats the signal it stopped for, after the last answer is out.
+        with contextlib.suppress(KeyboardInterrupt):
+            server.run(sockets=[listener])
+    finally:
+        end_answers()
 
 
 class Polite(uvicorn.Server):

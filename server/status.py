@@ -28,12 +28,12 @@ def add_status_routes(app: FastAPI, service: Service) -> None:
     async def health() -> Response:
         if service.engine.is_alive:
             return JSONResponse({"status": "ok"})
-        return _ailing("dead")
+        return ailing("dead")
 
     @app.get("/ready", response_model=None)
     async def ready() -> Response:
         state = service.state
-        return JSONResponse({"status": state}) if state == "ready" else _ailing(state)
+        return JSONResponse({"status": state}) if state == "ready" else ailing(state)
 
     @app.get("/stats")
     async def stats() -> dict[str, Any]:
@@ -44,7 +44,7 @@ def add_status_routes(app: FastAPI, service: Service) -> None:
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
-def _ailing(state: str) -> Response:
+def ailing(state: str) -> Response:
     body = {"status": state, "reason": REASONS[state]}
     return JSONResponse(body, 503, {"Retry-After": RETRY_AFTER_S})
 

@@ -15,10 +15,15 @@ let running = null;     // the AbortController of the answer under way
 let last = null;        // the Answer shown last
 let hasTemplate = true; // without one a model only continues text
 
-const server = new ServerPanel({ key: settings.key, onFacts: showFacts, onRefused: askForKey });
+const server = new ServerPanel({
+  key: settings.key,
+  model: () => at("model").value,
+  onFacts: showFacts,
+  onRefused: askForKey,
+});
 
 function showFacts(stats) {
-  hasTemplate = stats.has_chat_template;
+  hasTemplate = stats.has_chat_template !== false;  // not known before a model is loaded
   at("model-name").textContent = at("model").hidden ? stats.model : "";
   const tokens = stats.context?.toLocaleString("en");
   at("context").textContent = tokens ? ` · ${tokens} tokens of context` : "";
@@ -253,6 +258,7 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !closePanel()) stop();
 });
 at("stop").addEventListener("click", stop);
+at("model").addEventListener("change", () => server.look());
 at("new").addEventListener("click", startOver);
 at("toggle").addEventListener("click", () => openPanel(!document.body.classList.contains("panel-open")));
 at("close").addEventListener("click", closePanel);

@@ -4,6 +4,8 @@ import { getJson } from "./api.js";
 
 const BUSY_MS = 1000;
 const IDLE_MS = 5000;
+const STATES = { ready: "ok", unloaded: "" };  // one that is not loaded comes when it is asked
+const query = (model) => (model ? `?model=${encodeURIComponent(model)}` : "");
 const at = (id) => document.getElementById(id);
 
 // milliseconds -> "84 ms", "1.92 s"
@@ -40,9 +42,11 @@ export class ServerPanel {
   #timer = 0;
   #isBusy = false;
 
-  // onFacts: called with each report. onRefused: the server wants a key.
-  constructor({ key, onFacts, onRefused }) {
+  // model: the one that is looked at, "" for the only one. onFacts: called with each report.
+  // onRefused: the server wants a key.
+  constructor({ key, model, onFacts, onRefused }) {
     this.key = key;
+    this.model = model;
     this.onFacts = onFacts;
     this.onRefused = onRefused;
     document.addEventListener("visibilitychange", () => this.look());
@@ -59,7 +63,7 @@ export class ServerPanel {
     if (document.hidden) return;
     const mine = (this.#timer = setTimeout(() => this.look(), this.#isBusy ? BUSY_MS : IDLE_MS));
     try {
-      const stats = await getJson("stats", this.key());
+      const stats = await getJson(`stats${query(this.model())}`, this.key());
       this.#show(stats);
       this.onFacts(stats);
     } catch (error) {
@@ -71,10 +75,10 @@ export class ServerPanel {
   }
 
   #show(stats) {
-    this.#say(stats.state, stats.state === "ready" ? "ok" : "bad");
-    at("running").textContent = stats.running;
-    at("waiting").textContent = stats.waiting;
-    const { total, used, cached } = stats.kv_blocks;
+    this.#say(stats.state, STATES[stats.state] ?? "bad");
+    at("running").textContent = stats.running ?? 0;
+    at("waiting").textContent = stats.waiting ?? 0;
+    const { total, used, cached } = stats.kv_blocks ?? { total: 0, used: 0, cached: 0 };
     at("kv").ariaValueMax = total;
     at("kv").ariaValueNow = used;
     at("kv").firstChild.style.width = `${total ? (100 * used) / total : 0}%`;

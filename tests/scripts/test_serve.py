@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from martlet.scripts.once import Answer, OnceError, answer_once, request_body, running_server
-from martlet.scripts.serve import curl_line, served_name
+from martlet.scripts.serve import curl_line
+from martlet.scripts.serve_many import served_name
 
 from .tiny_file import write_tiny_model
 

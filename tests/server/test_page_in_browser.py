@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ import pytest
 from martlet.runtime.sampling_params import SamplingParams
 
 from .scripted_engine import CHATML, ScriptedEngine, byte_tokenizer, says, serving, wait_until
+from .test_shelf import Models
+from .test_shelf import serving as serving_models
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
@@ -273,6 +276,21 @@ def test_reasoning_stands_apart(browser: Any) -> None:
         expect(answer.get_by_text("let me see")).not_to_be_visible()
         answer.get_by_text("Reasoning").click()
         expect(answer.get_by_text("let me see")).to_be_visible()
+
+
+def test_a_model_is_picked_among_several(browser: Any) -> None:
+    models = Models()
+    with (
+        serving_models(models) as client,
+        contextlib.closing(browser.new_context(viewport=NARROW)) as context,
+    ):
+        page = context.new_page()
+        page.goto(str(client.base_url))
+        page.get_by_label("Model").select_option("b")
+        expect(page.locator("#state")).to_have_text("unloaded")
+        expect(ask(page, "who?").locator(".text")).to_have_text("I am b")
+        expect(page.locator("#state")).to_have_text("ready")
+        assert models.open == {"b"}
 
 
 def test_every_control_has_a_name(browser: Any) -> None:

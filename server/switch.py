@@ -1,0 +1,163 @@
+"""One application over several models: each request goes to the model it names.
+
+Owns: create_shelf_app, finding the name, the routes that tell of all models. Must not know: how
+models are loaded or kept (shelf.py), any dialect beyond where its lists of models are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from pydantic_core import from_json
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive, Scope, Send
+
+from ..runtime.errors import MartletError
+from . import ollama
+from .app import add_doors, add_errors
+from .errors import ApiError, from_typed
+from .options import ServerOptions
+from .page import add_page
+from .shelf import Place, Shelf
+from .status import ailing, figures
+
+
+def create_shelf_app(shelf: Shelf, options: ServerOptions) -> FastAPI:
+    app = FastAPI(title="martlet", docs_url=None, redoc_url=None, openapi_url=None)
+    add_errors(app)
+    add_page(app)
+    _add_models(app, shelf)
+    _add_health(app, shelf)
+    app.mount("/", Switch(shelf))
+    add_doors(app, options, shelf.lifecycle)
+    return app
+
+
+class Switch:
+    """ASGI: what the routes before it do not know is for the model that the body names."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = await Request(scope, receive).body()
+        except ClientDisconnect:
+            return
+        try:
+            async with self._shelf.use(self._shelf.find(named(body))) as loaded:
+                await loaded.app(scope, replaying(body, receive), send)
+        except MartletError as error:
+            await from_typed(error).response(scope["path"])(scope, receive, send)
+        except ApiError as error:
+            await error.response(scope["path"])(scope, receive, send)
+
+
+def named(body: bytes) -> str | None:
+    """What is no request is for the default model to refuse."""
+    try:
+        given = from_json(body, allow_inf_nan=False)
+    except ValueError:
+        return None
+    name = given.get("model") or given.get("name") if isinstance(given, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def replaying(body: bytes, receive: Receive) -> Receive:
+    whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replayed() -> Message:
+        return whole.pop() if whole else await receive()
+
+    return replayed
+
+
+def _add_models(app: FastAPI, shelf: Shelf) -> None:
+    created = int(time.time())
+
+    def described(place: Place) -> dict[str, Any]:
+        service = place.loaded.service if place.loaded else None
+        return {
+            "id": place.name,
+            "object": "model",
+            "created": created,
+            "owned_by": "martlet",
+            "max_model_len": service.context if service else None,
+            "status": {"value": "loaded" if service else "unloaded"},
+        }
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [described(each) for each in shelf.places.values()]}
+
+    @app.get("/v1/models/{model_id:path}")
+    async def model(model_id: str) -> dict[str, Any]:
+        return described(shelf.find(model_id))
+
+    @app.api_route("/api/tags", methods=["GET", "HEAD"])
+    async def tags() -> dict[str, Any]:
+        places = shelf.places.values()
+        return {"models": [ollama.listed(place.facts, place.name) for place in places]}
+
+    @app.get("/api/ps")
+    async def ps() -> dict[str, Any]:
+        return {"models": [ollama.running(service) for service in _services(shelf)]}
+
+
+def _add_health(app: FastAPI, shelf: Shelf) -> None:
+    def state() -> str:
+        is_dead = any(not service.engine.is_alive for service in _services(shelf))
+        draining = "draining" if shelf.lifecycle.is_draining else "ready"
+        return "dead" if is_dead else draining
+
+    @app.get("/health", response_model=None)
+    async def health() -> Response:
+        return ailing("dead") if state() == "dead" else JSONResponse({"status": "ok"})
+
+    @app.get("/ready", response_model=None)
+    async def ready() -> Response:
+        now = state()
+        return JSONResponse({"status": now}) if now == "ready" else ailing(now)
+
+    @app.get("/stats")
+    async def stats(model: str | None = None) -> dict[str, Any]:
+        place = shelf.find(model)
+        if place.loaded:
+            return figures(place.loaded.service)
+        return {"model": place.name, "state": "unloaded" if state() == "ready" else state()}
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        registry = CollectorRegistry()
+        registry.register(Together([service.metrics.registry for service in _services(shelf)]))
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def _services(shelf: Shelf) -> list[Any]:
+    return [place.loaded.service for place in shelf.places.values() if place.loaded]
+
+
+class Together(Collector):
+    """The samples of several registries, each metric with its HELP and TYPE once."""
+
+    def __init__(self, registries: Iterable[CollectorRegistry]) -> None:
+        self._registries = registries
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, Metric] = {}
+        for registry in self._registries:
+            for metric in registry.collect():
+                known = families.setdefault(metric.name, metric)
+                if known is not metric:
+                    known.samples.extend(metric.samples)
+        return families.values()
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
