@@ -7,11 +7,13 @@ client left. Must not know: HTTP shapes, text, metrics beyond the one observer i
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from ..runtime.constraint import Constraint
 from ..runtime.events import Event, FinishEvent
@@ -80,6 +82,9 @@ class Patience:
     """Without any movement in the engine's own counters it is taken for dead."""
 
 
+Trip: TypeAlias = "tuple[Courier, asyncio.AbstractEventLoop]"
+
+
 class EngineStalled(Exception):
     """The engine shows no movement at all."""
 
@@ -93,12 +98,18 @@ class SlowReader(Exception):
 
 
 class Courier:
-    """Takes events to event loops, all that are ready at once in one trip: waking a loop costs a
-    system call, during which the engine thread may lose the interpreter to it."""
+    """Takes events to event loops, all that are ready at once in one trip.
+
+    Waking a loop costs a system call, during which the engine thread would lose the interpreter to
+    that loop, and the next step would wait. So a thread does it that only gets the interpreter when
+    the engine thread gives it up by itself: for the executor's run, or to sleep.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._bags: dict[asyncio.AbstractEventLoop, list[tuple[Job, Arrival]]] = {}
+        self._trips: queue.SimpleQueue[Trip | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
 
     def send(self, job: Job, arrival: Arrival) -> None:
         """From any thread."""
@@ -107,10 +118,22 @@ class Courier:
             bag.append((job, arrival))
             if len(bag) > 1:
                 return
+            if self._thread is None:
+                self._start()
+        self._trips.put((self, job.loop))
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(
+            target=_make_trips, args=(self._trips,), name="martlet-courier", daemon=True
+        )
+        self._thread.start()
+        weakref.finalize(self, self._trips.put, None)
+
+    def wake(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
-            job.loop.call_soon_threadsafe(self._hand_over, job.loop)
+            loop.call_soon_threadsafe(self._hand_over, loop)
         except RuntimeError:  # a loop that closed meanwhile has nobody left to tell
-            self._take(job.loop)
+            self._take(loop)
 
     def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
         for job, arrival in self._take(loop):
@@ -119,6 +142,14 @@ class Courier:
     def _take(self, loop: asyncio.AbstractEventLoop) -> list[tuple[Job, Arrival]]:
         with self._lock:
             return self._bags.pop(loop, [])
+
+
+def _make_trips(trips: queue.SimpleQueue[Trip | None]) -> None:
+    """Keeps no courier alive: its end is what ends this."""
+    while trip := trips.get():
+        courier, loop = trip
+        courier.wake(loop)
+        del trip, courier, loop
 
 
 class Job:
