@@ -22,6 +22,8 @@ if CHROMIUM is None:
     pytest.skip(f"no browser: none of {', '.join(BROWSERS)}", allow_module_level=True)
 playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright_api.expect
+LIMIT_MS = 60_000  # only a page that hangs takes so long, however busy the machine
+expect.set_options(timeout=LIMIT_MS)
 
 QUIET = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
@@ -45,7 +47,7 @@ def opened(
     """The page over this engine; a script error or a breach of the policy fails the test."""
     with serving(engine, **options) as client:
         context = browser.new_context(viewport=WIDE, **(page_options or {}))
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(LIMIT_MS)
         page, wrong = context.new_page(), []
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("console", lambda m: wrong.append(m.text) if "Policy" in m.text else None)
