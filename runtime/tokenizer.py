@@ -39,6 +39,7 @@ class Tokenizer:
             self.bos_id = role_id(metadata, "bos", vocab)
         self.eos_id = role_id(metadata, "eos", vocab, default=family.eos)
         self.sep_id = role_id(metadata, "seperator", vocab)  # spelt so in the format
+        self.pad_id = role_id(metadata, "padding", vocab)
         self.add_bos = family.forces_bos or flag(
             metadata, "add_bos_token", family.adds_bos(metadata)
         )

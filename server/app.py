@@ -16,7 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from ..runtime.errors import MartletError
 from ..runtime.grammar import Grammars
 from ..runtime.tokenizer import Tokenizer
-from . import anthropic, ollama, openai_routes
+from . import anthropic, ollama, openai_routes, tokens
 from .access_log import AccessLog
 from .bridge import EngineLike
 from .chat import ChatTemplate
@@ -75,6 +75,7 @@ def create_app(
     _add_generating_routes(app, service)
     anthropic.add_routes(app, service)
     ollama.add_routes(app, service)
+    tokens.add_routes(app, service)
     app.state.service = service
     if lifecycle is None:
         add_doors(app, options, service.lifecycle)

@@ -49,10 +49,15 @@ class Fields(Strict):
     """Fields that are such objects themselves."""
 
 
-class Asked(Fields):
-    """A request to generate, in whatever dialect."""
+class Addressed(Fields):
+    """A request to a model."""
 
     model: str | None = None
+
+
+class Asked(Addressed):
+    """A request to generate, in whatever dialect."""
+
     deadline_ms: Positive | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
 

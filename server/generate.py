@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 
 from ..runtime.errors import QueueFull
 from .answer import Choice
-from .asking import MAX_SEED, Asked, read
+from .asking import MAX_SEED, Addressed, Asked, read
 from .bridge import Ask, Job, Terms
 from .connection import ClientGone, EventStream, unless_gone
 from .errors import refused
@@ -29,6 +29,8 @@ from .schema import MAX_CHOICES
 from .service import Prompt, Service
 from .stream import collect, stream, unfinished
 from .structured import compiled
+
+ToModel = TypeVar("ToModel", bound=Addressed)
 
 CLIENT_GONE = 499  # nginx's number for it; nobody receives it
 MAX_IGNORED_NAMES = 20
@@ -88,7 +90,7 @@ def within(terms: Terms, max_request_s: float | None) -> Terms:
     return terms._replace(deadline_ms=min(terms.deadline_ms or most_ms, most_ms))
 
 
-def read_request(service: Service, kind: type[Asked], body: bytes) -> tuple[Asked, list[str]]:
+def read_request(service: Service, kind: type[ToModel], body: bytes) -> tuple[ToModel, list[str]]:
     """A request this model is to answer, and the fields of it that nobody knows."""
     request, ignored = read(body, kind)
     if ignored and service.options.strict_fields:

@@ -189,6 +189,14 @@ class TemplateArguments(Strict):
     enable_thinking: bool | None = None
     thinking: bool | None = None
 
+    @property
+    def effort(self) -> tuple[str, str] | None:
+        """How much reasoning, and the field that says so."""
+        for name, value in self:
+            if value is not None:
+                return "medium" if value else "none", f"chat_template_kwargs.{name}"
+        return None
+
 
 class ChatRequest(Generation):
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
@@ -203,10 +211,7 @@ class ChatRequest(Generation):
     @property
     def effort(self) -> tuple[str | None, str]:
         """How much reasoning, and the field that says so."""
-        for name, value in self.chat_template_kwargs:
-            if value is not None:
-                return "medium" if value else "none", f"chat_template_kwargs.{name}"
-        return self.reasoning_effort, "reasoning_effort"
+        return self.chat_template_kwargs.effort or (self.reasoning_effort, "reasoning_effort")
 
     @property
     def n_logprobs(self) -> int | None:

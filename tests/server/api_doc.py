@@ -10,11 +10,15 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from martlet.server import anthropic, ollama, openai_routes
+from martlet.server import anthropic, ollama, openai_routes, tokens
 from martlet.server.asking import Fields
 
 DOC = Path(__file__).parents[2] / "docs" / "api.md"
 ROUTES = {**openai_routes.ROUTES, **anthropic.ROUTES, **ollama.ROUTES}
+KINDS: dict[str, type[Fields]] = {
+    **{path: route.kind for path, route in ROUTES.items()},
+    **{path: kind for path, (kind, _) in tokens.ROUTES.items()},
+}
 BEGIN, END = "<!-- fields of {} -->", "<!-- end -->"
 
 
@@ -46,7 +50,7 @@ def listed(names: Iterator[str]) -> str:
 
 
 def table(path: str) -> str:
-    kind = ROUTES[path].kind
+    kind = KINDS[path]
     rows = "\n".join(f"| {name} | {reason} | {passes} |" for name, reason, passes in refused(kind))
     return (
         f"Honoured: {listed(honoured(kind))}.\n\n"
@@ -56,7 +60,7 @@ def table(path: str) -> str:
 
 
 def updated(text: str) -> str:
-    for path in ROUTES:
+    for path in KINDS:
         begin = BEGIN.format(path)
         pattern = f"({re.escape(begin)}\n).*?({END})"
         written = table(path)
