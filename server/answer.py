@@ -45,7 +45,7 @@ class Choice:
         if self.splitter:
             return self._split(event, self.splitter)
         self.text += event.text
-        return [Part(False, event.text)] if event.text else []
+        return [(False, event.text)] if event.text else []
 
     def _split(self, event: Event, splitter: Splitter) -> list[Part]:
         was_inside = splitter.inside

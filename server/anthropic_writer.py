@@ -54,12 +54,12 @@ class AnthropicWriter:
 
     def event(self, index: int, event: Event) -> str:
         text = ""
-        for part in self._choice.add(event):
-            kind = THINKING if part.is_reasoning else TEXT
+        for is_reasoning, piece in self._choice.add(event):
+            kind = THINKING if is_reasoning else TEXT
             if kind is not self._kind:
                 text += self._close() + self._open(kind)
             before, after = self._frame
-            text += before + json.dumps(part.text) + after
+            text += before + json.dumps(piece) + after
         return text
 
     def end(self) -> str:

@@ -20,7 +20,7 @@ from .service import Prompt, Service, chat_prompt
 
 API_VERSION = "0.12.11"
 """The Ollama release whose API this is: clients compare it to know what they may send."""
-NEVER_S = 4e9  # seconds since 1970: in the next century; the model stays
+NEVER_S = 4e9  # seconds since 1970, in 2096: the model stays
 
 GENERATE = "/api/generate with raw: true"
 

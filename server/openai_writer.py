@@ -153,14 +153,13 @@ class ChoiceWriter:
         return text + sse(self._chunk(self.answer.shape.piece(echo), self.logprobs.echo(prompt)))
 
     def _text(self, parts: list[Part]) -> str:
-        return "".join(
-            [
-                self._entry(self.answer.shape.reasoning(part.text))
-                if part.is_reasoning
-                else self._piece(part.text)
-                for part in parts
-            ]
-        )
+        written = ""
+        for is_reasoning, text in parts:
+            if is_reasoning:
+                written += self._entry(self.answer.shape.reasoning(text))
+            else:
+                written += self._piece(text)
+        return written
 
     def _piece(self, text: str) -> str:
         if not text:

@@ -20,11 +20,8 @@ SWITCHES = ("enable_thinking", "thinking")
 GRADE = "reasoning_effort"
 
 
-class Part(NamedTuple):
-    """A stretch of an answer's text."""
-
-    is_reasoning: bool
-    text: str
+Part: TypeAlias = tuple[bool, str]
+"""Whether it is reasoning, and a stretch of an answer's text. One per token, so a plain tuple."""
 
 
 class Splitter:
@@ -47,24 +44,24 @@ class Splitter:
             if held.lstrip().startswith(OPEN):
                 held, self.inside = held.lstrip()[len(OPEN) :], True
             self._trims = self.inside
-        parts = []
+        parts: list[Part] = []
         if self.inside:
             reasoning, closed, held = self._trimmed(held).partition(CLOSE)
             kept = reasoning.rstrip() if closed else reasoning[: _safe_length(reasoning)]
-            parts.append(Part(True, kept))
+            parts.append((True, kept))
             if closed:
                 self.inside, self._trims = False, True
             else:
                 self._held = reasoning[len(kept) :]
         if not self.inside:
-            parts.append(Part(False, self._trimmed(held)))
-        return [part for part in parts if part.text]
+            parts.append((False, self._trimmed(held)))
+        return [part for part in parts if part[1]]
 
     def finish(self, text: str = "") -> list[Part]:
         """The last of it; what was never closed stays what it was."""
         parts = self.push(text)
         held, self._held = self._held, ""
-        return [*parts, Part(self.inside, held)] if held else parts
+        return [*parts, (self.inside, held)] if held else parts
 
     def _started(self, text: str) -> bool:
         """Whether it is known if an opening tag comes first."""

@@ -41,7 +41,7 @@ class Reply:
 class Writer(Protocol):
     """Writes one answer in one dialect: streamed as start, events, end; or whole as `body`.
 
-    A writer adds every event to its choice; `body` finds them there.
+    `event` adds to its choice; `body` is asked once the choices are whole.
     """
 
     media_type: str

@@ -71,9 +71,9 @@ class ResponsesWriter:
 
     def event(self, index: int, event: Event) -> str:
         text = ""
-        for part in self._choice.add(event):
-            text += self._open(REASONING if part.is_reasoning else MESSAGE)
-            text += self._delta(part.text)
+        for is_reasoning, piece in self._choice.add(event):
+            text += self._open(REASONING if is_reasoning else MESSAGE)
+            text += self._delta(piece)
         return text
 
     def end(self) -> str:

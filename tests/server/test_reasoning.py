@@ -9,7 +9,7 @@ import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from martlet.server.reasoning import Part, Splitter
+from martlet.server.reasoning import Splitter
 
 from .scripted_engine import (
     OPENED,
@@ -29,8 +29,8 @@ def split(pieces: list[str], *, begins_inside: bool = False) -> tuple[str, str]:
     splitter = Splitter(begins_inside)
     parts = [part for piece in pieces for part in splitter.push(piece)] + splitter.finish()
     return (
-        "".join(part.text for part in parts if part.is_reasoning),
-        "".join(part.text for part in parts if not part.is_reasoning),
+        "".join(text for is_reasoning, text in parts if is_reasoning),
+        "".join(text for is_reasoning, text in parts if not is_reasoning),
     )
 
 
@@ -78,8 +78,8 @@ def test_cutting_changes_nothing(pieces: list[str]) -> None:
 
 def test_text_is_held_back_only_where_a_tag_may_come() -> None:
     splitter = Splitter(True)
-    assert splitter.push("so ") == [Part(True, "so")]
-    assert splitter.push("far") == [Part(True, " far")]
+    assert splitter.push("so ") == [(True, "so")]
+    assert splitter.push("far") == [(True, " far")]
     assert splitter.push("</") == []
 
 
