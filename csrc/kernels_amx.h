@@ -7,16 +7,12 @@
  * leave its tile for every block, because there the scales change: that, not the product, is what
  * takes the time, and why formats with two scales a block are left to the vectors. */
 
+#include "amx.h"
+
 enum { AMX_COLS = 12 }; /* x 2 halves: 24 sums, which leaves 8 vector registers */
 
-/* Tiles: 0 to 3 are sums, of odd steps (0, 1) and of even ones (2, 3); 4 is A, 5 and 6 are B. */
-typedef struct {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-} amx_config;
-
-static void amx_configure(void) {
+/* Tiles: 0 to 3 are sums, of odd blocks (0, 1) and of even ones (2, 3); 4 is A, 5 and 6 are B. */
+static void amx_prepare(void) {
     amx_config config = {.palette = 1};
     for (int i = 0; i < 5; i++) {
         config.rows[i] = AMX_COLS;
@@ -26,9 +22,7 @@ static void amx_configure(void) {
         config.rows[i] = 8;
         config.row_bytes[i] = 64;
     }
-    /* gcc 12 takes the intrinsic to read 8 bytes of it and drops the other stores */
-    __asm__ volatile("" : : "r"(&config) : "memory");
-    _tile_loadconfig(&config);
+    amx_configure(&config);
 }
 
 ALWAYS void amx_multiply(int b, const mt_unpacked *w, const mt_q8_block *x, size_t x_stride) {
@@ -118,7 +112,7 @@ static void mm_q8_amx(const mt_layout *f, const mt_unpacked *w, int n_blocks, co
                       size_t x_stride, int n_cols, int is_first, const uint8_t *ahead,
                       size_t ahead_bytes, float *acc) {
     const int passes = f->n_sub == 1 ? n_cols / AMX_COLS : 0, done = passes * AMX_COLS;
-    if (passes) amx_configure();
+    if (passes) amx_prepare();
     for (int p = 0; p < passes; p++)
         amx_by_class[mm_class_of(f) - mm_classes](
             w, n_blocks, column(x, x_stride, p * AMX_COLS), x_stride, is_first,

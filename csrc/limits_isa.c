@@ -4,6 +4,10 @@
  * accumulators, and fences after which it must take x to point elsewhere. */
 #include "limits.h"
 
+#if defined(__AMX_INT8__)
+#include "amx.h"
+#endif
+
 /* Enough accumulators to hide the latency of the unit, few enough to stay in registers. */
 #if defined(__AVX512VNNI__)
 #include "simd_avx512.h"
@@ -25,17 +29,12 @@ enum { N_INT8 = 1, N_F32 = 1, FENCE_EACH = 1 };
 static int64_t multiply_int8(int n_rounds, const int32_t *operands, int32_t *sink) {
     enum { TILE_PRODUCTS = 16 * 16 * 64 };
     _Alignas(64) int32_t sums[16];
-    struct {
-        uint8_t palette, start_row, reserved[14];
-        uint16_t row_bytes[16];
-        uint8_t rows[16];
-    } config = {.palette = 1};
+    amx_config config = {.palette = 1};
     for (int i = 0; i < 6; i++) {
         config.row_bytes[i] = 64;
         config.rows[i] = 16;
     }
-    __asm__ volatile("" : : "r"(&config) : "memory"); /* see kernels_amx.h */
-    _tile_loadconfig(&config);
+    amx_configure(&config);
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
