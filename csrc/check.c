@@ -180,7 +180,7 @@ static int check_op(const mt_plan *p, const mt_op *op) {
         return same_rows(in, any, 2 * (int64_t)any->width) && (op->i[0] == 0 || op->i[0] == 1);
     case MT_OP_ADD: return same_rows(in, out, any->width);
     case MT_OP_TAKE_ROWS:
-        return in && out && in->rows == MT_ROWS_ALL && out->rows == MT_ROWS_OUT &&
+        return in && out && in->rows == MT_ROWS_ALL && out->rows != MT_ROWS_ALL &&
                in->width == out->width && !in->is_logits;
     default: return 0;
     }
@@ -189,7 +189,7 @@ static int check_op(const mt_plan *p, const mt_op *op) {
 /* Also of buffers that no op uses any more: their widths size the scratch. */
 static int check_shape(const mt_buffer *b) {
     if (b->width < 1 || b->width > MAX_WIDTH) return 0;
-    if (b->rows != MT_ROWS_ALL && b->rows != MT_ROWS_OUT) return 0;
+    if (b->rows < MT_ROWS_ALL || b->rows > MT_ROWS_HIDDEN) return 0;
     if (b->is_logits && (b->is_logits != 1 || b->kind != MT_BUF_F32 || b->rows != MT_ROWS_OUT))
         return 0;
     if (b->kind == MT_BUF_F32) return b->row_bytes == 4 * (int64_t)b->width;
@@ -267,6 +267,10 @@ static int32_t check_buffers(const mt_plan *p, char *err) {
             return mt_fail(err, "logits of %d and of %d values", logits->width, b->width);
         if (b->is_logits) logits = b;
     }
+    const mt_buffer *hidden = buffer_of(p, p->hidden, MT_BUF_F32);
+    const int is_fit = hidden && hidden->rows == MT_ROWS_HIDDEN && buffer_is_used(p, p->hidden);
+    if (p->hidden != -1 && !is_fit)
+        return mt_fail(err, "buffer %d cannot hold hidden states", p->hidden);
     return 0;
 }
 

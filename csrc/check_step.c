@@ -52,6 +52,14 @@ int32_t mt_check_step(const mt_engine *e, const mt_step *s, char *err) {
             return mt_fail(err, "sequence %d covers no rows", seq);
         if (check_rows(e, s, seq, err)) return -1;
     }
+    if (s->n_hidden < 0 || s->n_hidden > s->n_rows ||
+        (s->n_hidden && (!s->hidden || !s->hidden_rows || e->plan.hidden < 0)))
+        return mt_fail(err, "%d hidden states of %d rows; the plan keeps them in buffer %d",
+                       s->n_hidden, s->n_rows, e->plan.hidden);
+    for (int32_t i = 0; i < s->n_hidden; i++)
+        if (s->hidden_rows[i] < 0 || s->hidden_rows[i] >= s->n_rows)
+            return mt_fail(err, "hidden state %d is of row %d of %d", i, s->hidden_rows[i],
+                           s->n_rows);
     for (int32_t i = 0; i < s->n_out; i++)
         if (s->out_rows[i] < 0 || s->out_rows[i] >= s->n_rows)
             return mt_fail(err, "output %d wants row %d of %d", i, s->out_rows[i], s->n_rows);

@@ -345,6 +345,10 @@ int32_t mt_engine_run(mt_engine *e, const mt_step *step, char *err) {
     memset((void *)e->progress, 0, (size_t)e->plan.n_ops * MT_PHASES * sizeof *e->progress);
     atomic_store(&e->phases_done.value, 0);
     mt_pool_run(e->pool, walk, e);
+    const size_t width = step->n_hidden ? (size_t)e->buffers[e->plan.hidden].width : 0;
+    for (int32_t i = 0; i < step->n_hidden; i++)
+        memcpy(step->hidden + (size_t)i * width, mt_row(e, e->plan.hidden, i),
+               width * sizeof(float));
     e->step = NULL;
     return 0;
 }

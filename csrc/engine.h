@@ -99,7 +99,11 @@ static inline const int32_t *mt_blocks_of(const mt_engine *e, const mt_kv_region
     return table + (size_t)seq * (size_t)e->step->table_width;
 }
 static inline int mt_rows_of(const mt_engine *e, const mt_buffer *b) {
-    return b->rows == MT_ROWS_OUT ? e->step->n_out : e->step->n_rows;
+    switch (b->rows) {
+    case MT_ROWS_OUT: return e->step->n_out;
+    case MT_ROWS_HIDDEN: return e->step->n_hidden;
+    default: return e->step->n_rows;
+    }
 }
 static inline uint8_t *mt_row(const mt_engine *e, int32_t id, int row) {
     const mt_buffer *b = &e->buffers[id];

@@ -19,7 +19,7 @@
 /* ---- cffi begins ---- */
 
 enum {
-    MT_ABI_VERSION = 5,
+    MT_ABI_VERSION = 6,
     MT_ERR_BYTES = 256 /* size of the message buffer that a failing call fills */
 };
 
@@ -63,7 +63,8 @@ enum mt_op_flag {
 };
 
 enum mt_buffer_kind { MT_BUF_F32 = 0, MT_BUF_Q8 = 1 };
-enum mt_row_kind { MT_ROWS_ALL = 0, MT_ROWS_OUT = 1 }; /* rows of the step, or of its logits */
+/* rows of the step, of its logits, of its hidden states */
+enum mt_row_kind { MT_ROWS_ALL = 0, MT_ROWS_OUT = 1, MT_ROWS_HIDDEN = 2 };
 enum mt_rope_style { MT_ROPE_PAIR = 0, MT_ROPE_HALF = 1 };
 enum mt_activation { MT_ACT_SILU = 0, MT_ACT_GELU_TANH = 1 };
 /* Q8_0: int8 with one half-precision scale per 32 values of a head */
@@ -118,7 +119,7 @@ typedef struct mt_plan {
     int32_t n_tensors;
     int32_t n_kv_layers;
     int32_t max_rows; /* rows of a step at most */
-    int32_t pad;
+    int32_t hidden;   /* buffer of hidden states that a step may ask for, or -1 */
     int64_t arena_bytes;
     const mt_op *ops;
     const mt_buffer *buffers;
@@ -150,6 +151,10 @@ typedef struct mt_step {
     const int32_t *window_table; /* the same for windowed layers; read from the window's start on */
     const int32_t *out_rows;     /* (n_out) rows whose logits are wanted */
     float *logits;               /* (n_out, width of the logits buffer) */
+    const int32_t *hidden_rows;  /* (n_hidden) rows whose hidden states are wanted */
+    float *hidden;               /* (n_hidden, width of the hidden buffer) */
+    int32_t n_hidden;
+    int32_t pad;
 } mt_step;
 
 typedef struct mt_info {

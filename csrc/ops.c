@@ -59,7 +59,9 @@ static void run_add(mt_engine *e, const mt_op *op, int r, mt_scratch *s) {
 
 static void run_take_rows(mt_engine *e, const mt_op *op, int r, mt_scratch *s) {
     (void)s;
-    memcpy(mt_row(e, op->out, r), mt_row(e, op->in[0], e->step->out_rows[r]),
+    const int is_hidden = e->buffers[op->out].rows == MT_ROWS_HIDDEN;
+    const int32_t taken = (is_hidden ? e->step->hidden_rows : e->step->out_rows)[r];
+    memcpy(mt_row(e, op->out, r), mt_row(e, op->in[0], taken),
            (size_t)e->buffers[op->out].row_bytes);
 }
 

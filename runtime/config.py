@@ -70,6 +70,8 @@ class ModelConfig:
     embedding_scale: float
     attention_scale: float
     layers: tuple[LayerConfig, ...]
+    pooling_type: int = 0
+    """How a text becomes one vector, as files number it (pooling.py); 0: they do not say."""
 
     @property
     def n_layers(self) -> int:
@@ -100,6 +102,7 @@ class ModelConfig:
             embedding_scale=keys.number("embedding_scale", default_scale),
             attention_scale=_attention_scale(keys, arch, dim, layers),
             layers=layers,
+            pooling_type=keys.count("pooling_type", 0),
         )
 
 

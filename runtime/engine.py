@@ -15,7 +15,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Protocol, cast
 
 import numpy as np
@@ -24,13 +23,15 @@ from .admission import check_constraint, check_terms, checked_prompt, most_token
 from .block_table import BlockTable
 from .constraint import Constraint
 from .errors import MartletError, ModelError
-from .events import Event, FinishReason, PromptEvent, TokenEvent
+from .events import Event, FinishReason, TokenEvent
 from .executors import Executor
 from .kv_blocks import BlockPool
 from .mailbox import Mailbox
 from .pace import Pace
+from .pooling import DEFAULT, NO_HIDDEN, Hidden
 from .prefix_store import DiskTier, PrefixStore, SavingExecutor
-from .prompt_scores import PromptScores, scored_rows
+from .prompt_scores import scored_rows
+from .readout import Read, Readers, Reads, read_prompt
 from .request import Request, Scheduled, State
 from .sampling import Drawer, Logits, sample, token_logprob
 from .sampling_params import CHOSEN_SEED_BITS, SamplingParams
@@ -69,11 +70,13 @@ class Engine:
         prefix_reuse: bool = True,
         fingerprint: bytes = b"",
         prefix_store: PrefixStore | None = None,
+        pooling_type: int = DEFAULT,
     ) -> None:
         """max_queue: requests accepted beyond the max_running that may run at a time.
         step_rows: most rows per step, at most what the executor takes. step_ms: the time a step is
         kept near; by default twice what its streams take without the prompts of others.
         prefix_store: where known prefixes outlive the pool; closed with the engine.
+        pooling_type: how prompts become vectors, as model files number it (pooling.py).
         """
         self._tier = (
             DiskTier(prefix_store, cast(SavingExecutor, executor)) if prefix_store else None
@@ -95,6 +98,7 @@ class Engine:
             )
         step_rows = min(step_rows or executor.max_rows, executor.max_rows)
         self.context = context
+        self._pooling_type = pooling_type
         self._pace = Pace(step_ms)
         self.scheduler = Scheduler(
             pool,
@@ -150,8 +154,7 @@ class Engine:
         buffer[: len(prompt)] = prompt
         seed = secrets.randbits(CHOSEN_SEED_BITS) if params.seed is None else params.seed
         request_id = request_id or secrets.token_hex(8)
-        n_top = params.prompt_logprobs
-        scores = None if n_top is None else PromptScores(n_top)
+        readers = Readers.of(params, len(prompt), self._pooling_type)
 
         def make(arrival: int) -> Request:
             return Request(
@@ -166,8 +169,9 @@ class Engine:
                 table=BlockTable(salt=cache_salt),
                 arrived_ns=arrived_ns,
                 constraint=constraint,
-                reads_cache=reads_cache and scores is None,
-                scores=scores,
+                reads_cache=reads_cache and readers.read_cache,
+                scores=readers.scores,
+                pooled=readers.pooled,
                 service=service,
                 deadline_ms=deadline_ms,
             )
@@ -239,12 +243,10 @@ class Engine:
                 raise ModelError("no waiting request fits into the idle pool")
             return False
         self._stamp_scheduled(granted)
-        reads = [(item.request, item.n_out, item.wants_logits) for item in granted if item.n_out]
+        reads = Reads(granted)
         try:
-            logits = self._run(granted)
-            n_out = sum(n for _, n, _ in reads)
-            if len(logits) != n_out:
-                raise ModelError(f"executor gave {len(logits)} rows of logits, not {n_out}")
+            logits, hidden = self._run(granted)
+            reads.check(logits, hidden)
         except Exception as error:
             # The keys and values of these rows are unknown now; those of others are untouched.
             for request in (
@@ -255,36 +257,28 @@ class Engine:
             return True
         self._counts.count_step(granted)
         self.scheduler.commit(granted)
-        self._read(reads, logits)
-        return True
-
-    def _read(self, reads: Sequence[tuple[Request, int, bool]], logits: Logits) -> None:
-        """reads: whose rows come next, how many, and whether the last one leads to a token."""
-        logits = logits[:, : self._tokenizer.vocab_size]  # without padding entries
-        ends = list(accumulate(n for _, n, _ in reads))
-        last_rows = logits if len(logits) == len(reads) else logits[[end - 1 for end in ends]]
-        best_ids = last_rows.argmax(axis=1).tolist()
         self._holds_events = True
         try:
-            for (request, n, draws), end, best_id in zip(reads, ends, best_ids, strict=True):
-                try:
-                    if request.scores is not None and not request.n_output:
-                        self._score(request, request.scores, logits[end - n : end], draws)
-                    if draws and request.is_full:  # nothing is asked beyond the prompt
-                        self._finish(request, "length")
-                    elif draws:
-                        self._advance(request, logits[end - 1], best_id)
-                except Exception as error:
-                    self._fail(request, error)
+            # Entries beyond the vocabulary are padding.
+            for read in reads.split(logits[:, : self._tokenizer.vocab_size], hidden):
+                self._answer(read)
         finally:
             self._deliver()
+        return True
 
-    def _score(self, request: Request, scores: PromptScores, rows: Logits, is_last: bool) -> None:
-        scores.read(rows, request.prompt, request.n_computed - len(rows))
-        if is_last:
-            self._tell(request, PromptEvent(tuple(scores.logprobs)))
+    def _answer(self, read: Read) -> None:
+        request = read.request
+        try:
+            if of_prompt := read_prompt(read):
+                self._tell(request, of_prompt)
+            if read.draws and request.is_full:  # nothing is asked beyond the prompt
+                self._finish(request, "length")
+            elif read.draws:
+                self._advance(request, read.logits[-1], read.best_id)
+        except Exception as error:
+            self._fail(request, error)
 
-    def _run(self, granted: Sequence[Scheduled]) -> Logits:
+    def _run(self, granted: Sequence[Scheduled]) -> tuple[Logits, Hidden]:
         for _, src, dst, window in self.scheduler.copies:
             self._executor.copy_block(src, dst, window)
         parts = self.scheduler.pool.parts
@@ -293,7 +287,7 @@ class Engine:
         logits = self._executor.run(step)
         n_streams = sum(item.request.is_streaming for item in granted)
         self._pace.observe(n_streams, step.n_rows - n_streams, time.perf_counter() - start_s)
-        return logits
+        return logits, self._executor.hidden if step.n_hidden else NO_HIDDEN
 
     def _loop(self) -> None:
         while self._mailbox.wait_for_work():

@@ -12,6 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from .prefix_index import Miss
 from .service import Service
 
@@ -112,8 +115,10 @@ class TokenEvent:
 class PromptEvent:
     """What was asked about the prompt itself; before the first token, for those who asked only."""
 
-    logprobs: tuple[TokenLogprob, ...]
+    logprobs: tuple[TokenLogprob, ...] | None = None
     """Of the prompt's second token and each one after it."""
+    embedding: npt.NDArray[np.float32] | None = None
+    """(dim,) the prompt as a vector, of any length."""
     text: str = ""
 
 

@@ -11,7 +11,7 @@ from enum import IntEnum
 
 import numpy as np
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 Q8_BLOCK = 32  # activations share one scale per 32 values
 FLAG_ACCUMULATE = 1
 
@@ -38,6 +38,7 @@ class BufferKind(IntEnum):
 class RowKind(IntEnum):
     ALL = 0  # one row per row of the step
     OUT = 1  # one row per wanted row of logits
+    HIDDEN = 2  # one row per wanted hidden state
 
 
 class RopeStyle(IntEnum):
@@ -173,7 +174,11 @@ OPS: dict[OpKind, OpSpec] = {
             meaning="out = activation(gate) * up, gate_up is (n, [gate | up])",
         ),
         OpSpec(OpKind.ADD, inputs=("x",), meaning="out += x"),
-        OpSpec(OpKind.TAKE_ROWS, inputs=("x",), meaning="out = x[out_rows]"),
+        OpSpec(
+            OpKind.TAKE_ROWS,
+            inputs=("x",),
+            meaning="out = x[out_rows]; x[hidden_rows] where out has hidden rows",
+        ),
         OpSpec(
             OpKind.LINEAR_GLU,
             inputs=("x", "rest"),

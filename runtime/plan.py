@@ -94,6 +94,8 @@ class Plan:
     max_rows: int
     vocab_size: int
     arena_bytes: int
+    hidden: int = -1
+    """The buffer of wanted hidden states: rows as the output projection takes them."""
 
     def op_records(self) -> np.ndarray:
         """The ops as C's mt_op array, shape (n_ops,)."""
@@ -127,6 +129,10 @@ class Plan:
             for k, window in zip(self.kv_layers, self.kv_windows(), strict=True)
         ]
         return np.array(rows, KV_LAYER_DTYPE)
+
+    @property
+    def hidden_width(self) -> int:
+        return self.buffers[self.hidden].width if self.hidden >= 0 else 0
 
     def kv_windows(self) -> list[int]:
         """Per KV layer, how many positions a row sees of it at most; 0: all of them."""

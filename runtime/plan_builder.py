@@ -39,6 +39,7 @@ class PlanBuilder:
     buffers: list[Buffer] = field(default_factory=list)
     tensors: list[PlanTensor] = field(default_factory=list)
     kv_layers: list[KvLayer] = field(default_factory=list)
+    hidden: int = -1  # the buffer of wanted hidden states
     _tensor_ids: dict[str, int] = field(default_factory=dict)
     _quantized: dict[int, Op] = field(default_factory=dict)  # f32 buffer -> what made its q8 twin
 
@@ -215,8 +216,9 @@ class PlanBuilder:
     def add(self, x: int, *, to: int) -> int:
         return self._record(Op(OpKind.ADD, to, (x,), accumulate=True))
 
-    def take_rows(self, x: int) -> int:
-        out = self._buffer("out_rows", self.buffers[x].width, rows=RowKind.OUT)
+    def take_rows(self, x: int, rows: RowKind = RowKind.OUT) -> int:
+        name = "hidden_rows" if rows is RowKind.HIDDEN else "out_rows"
+        out = self._buffer(name, self.buffers[x].width, rows=rows)
         return self._record(Op(OpKind.TAKE_ROWS, out, (x,)))
 
     # -- finish -----------------------------------------------------------------------------
@@ -236,4 +238,5 @@ class PlanBuilder:
             self.max_rows,
             logits.width,
             arena_bytes,
+            self.hidden,
         )

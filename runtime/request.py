@@ -22,6 +22,7 @@ import numpy.typing as npt
 from .block_table import BlockTable
 from .constraint import Constraint
 from .events import NS_PER_MS, Event, FinishEvent, FinishReason, Timings, Trace
+from .pooling import Pooled
 from .prefix_index import Miss
 from .prompt_scores import PromptScores
 from .sampling_params import SamplingParams
@@ -56,6 +57,8 @@ class Request:
     """False computes every row, as reports on the prompt's own rows need."""
     scores: PromptScores | None = None
     """Where the logprobs of the prompt's own tokens are taken down, if they are asked for."""
+    pooled: Pooled | None = None
+    """Where the prompt becomes a vector, if that is all that is asked for."""
     service: Service = "interactive"
     deadline_ms: float | None = None
     """From arrival. A request that is unfinished then ends with reason "deadline"."""
@@ -164,11 +167,26 @@ class Scheduled:
 
     @property
     def n_out(self) -> int:
-        """The last so many rows are read: the one that leads to a token, and where the prompt is
-        scored each one that is computed for the first time."""
-        request, n_new = self.request, 0
-        if request.scores is not None:
-            n_new = (
-                request.n_computed + self.n_rows - max(request.n_computed, request.n_ever_computed)
-            )
+        """Of the last so many rows the logits are read: of the one that leads to a token, and where
+        the prompt is scored of each one that is computed for the first time."""
+        request = self.request
+        if request.pooled is not None:
+            return 0
+        n_new = 0 if request.scores is None else self._end - self._first_new
         return max(n_new, int(self.wants_logits))
+
+    @property
+    def n_hidden(self) -> int:
+        """The same for hidden states."""
+        pooled = self.request.pooled
+        n_needed = 0 if pooled is None else pooled.n_rows(self._first_new, self._end)
+        return max(0, n_needed)
+
+    @property
+    def _end(self) -> int:
+        return self.request.n_computed + self.n_rows
+
+    @property
+    def _first_new(self) -> int:
+        """The first token whose row was never computed before; beyond the end if all were."""
+        return max(self.request.n_computed, self.request.n_ever_computed)

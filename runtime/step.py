@@ -40,10 +40,14 @@ class Step:
     window_table: Int32s = None  # type: ignore[assignment]  # left out: the block_table
     """(n_seqs, table_width) the same for layers with a window, whose keys and values have blocks of
     their own; entries before the window of a sequence's first row are unread."""
+    hidden_rows: Int32s = None  # type: ignore[assignment]  # left out: none
+    """(n_hidden) rows whose hidden states are wanted, ascending."""
 
     def __post_init__(self) -> None:
         if self.window_table is None:
             object.__setattr__(self, "window_table", self.block_table)
+        if self.hidden_rows is None:
+            object.__setattr__(self, "hidden_rows", np.empty(0, np.int32))
 
     @property
     def n_rows(self) -> int:
@@ -57,6 +61,10 @@ class Step:
     def n_out(self) -> int:
         return len(self.out_rows)
 
+    @property
+    def n_hidden(self) -> int:
+        return len(self.hidden_rows)
+
 
 def build_step(scheduled: Sequence[Scheduled], window_block_of: Int32s | None = None) -> Step:
     """Lays out the granted rows in the given order. Every grant has at least one row.
@@ -65,7 +73,7 @@ def build_step(scheduled: Sequence[Scheduled], window_block_of: Int32s | None = 
     """
     tokens: list[int] = []
     positions: list[int] = []
-    seq_start, out_rows = [0], list[int]()
+    seq_start, out_rows, hidden_rows = [0], list[int](), list[int]()
     tables = [item.request.table.blocks for item in scheduled]
     for item in scheduled:
         start, end = item.request.n_computed, item.request.n_computed + item.n_rows
@@ -73,6 +81,7 @@ def build_step(scheduled: Sequence[Scheduled], window_block_of: Int32s | None = 
         positions += range(start, end)
         seq_start.append(len(tokens))
         out_rows += range(len(tokens) - item.n_out, len(tokens))
+        hidden_rows += range(len(tokens) - item.n_hidden, len(tokens))
     width = max(map(len, tables), default=0)
     # One array from lists: a decode step has few numbers, and each call of NumPy costs a hundred.
     padded = [blocks + [0] * (width - len(blocks)) for blocks in tables]
@@ -84,4 +93,5 @@ def build_step(scheduled: Sequence[Scheduled], window_block_of: Int32s | None = 
         seq_start=np.array(seq_start, np.int32),
         block_table=block_table,
         out_rows=np.array(out_rows, np.int32),
+        hidden_rows=np.array(hidden_rows, np.int32),
     )

@@ -73,7 +73,8 @@ def step_work(plan: Plan, step: Step, kv_value_bytes: float = 2) -> Work:
 def _products(plan: Plan, op: Op, step: Step) -> Work:
     """Of all matrices of the op, whatever it does beside multiplying."""
     tensors = (plan.tensors[w] for w in op.weights if w >= 0)
-    n_rows = step.n_out if plan.buffers[op.out].rows is RowKind.OUT else step.n_rows
+    counts = {RowKind.ALL: step.n_rows, RowKind.OUT: step.n_out, RowKind.HIDDEN: step.n_hidden}
+    n_rows = counts[plan.buffers[op.out].rows]
     if n_rows == 0:  # no row wants logits: the weights are not read
         return Work()
     # A second plane of activations meets the same weights once more.

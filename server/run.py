@@ -103,7 +103,13 @@ def hold(
 ) -> Loaded:
     """The model with a running engine and an app; lifecycle as in create_app. Closing it ends the
     engine and leaves the model open."""
-    engine = Engine(model.executor, model.tokenizer, context=model.context, **engine_options)
+    engine = Engine(
+        model.executor,
+        model.tokenizer,
+        context=model.context,
+        pooling_type=model.config.pooling_type,
+        **engine_options,
+    )
     app = create_app(
         engine,
         model.tokenizer,

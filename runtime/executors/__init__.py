@@ -25,6 +25,8 @@ class Executor(Protocol):
     n_blocks: int
     n_window_blocks: int
     window: int
+    hidden: np.ndarray
+    """(n_hidden, width) float32: hidden states that the last step asked for."""
 
     def run(self, step: Step) -> np.ndarray:
         """Writes the step's keys and values; returns logits (n_out, vocab_size) float32."""

@@ -27,7 +27,10 @@ from ..weights import WeightSource, finite_values, not_finite
 from .native_draw import NativeDrawer
 
 _LIBRARIES = ("libmartlet.so", "libmartlet.dylib", "martlet.dll")
-STEP_ARRAYS = ("tokens", "positions", "seq_start", "block_table", "window_table", "out_rows")
+STEP_ARRAYS = (
+    *("tokens", "positions", "seq_start", "block_table", "window_table", "out_rows"),
+    "hidden_rows",
+)
 _F64 = 28  # MT_F64 of martlet.h
 _STRUCTS = (
     "mt_op",
@@ -155,6 +158,7 @@ class NativeExecutor:
         self.n_window_blocks = n_window_blocks or n_blocks
         self.window = plan.window
         self._logits_width = plan.vocab_size
+        self.hidden = np.empty((0, plan.hidden_width), np.float32)
         self._n_ops = len(plan.ops)
         self._library = Library()
         self._ffi, self._lib = self._library.ffi, self._library.lib
@@ -193,11 +197,15 @@ class NativeExecutor:
         logits = np.empty((len(step.out_rows), self._logits_width), np.float32)
         record = self._ffi.new("mt_step *")
         record.n_rows, record.n_out = len(step.tokens), len(step.out_rows)
+        record.n_hidden = len(step.hidden_rows)
         record.n_seqs, record.table_width = step.block_table.shape
         for field in STEP_ARRAYS:
             setattr(record, field, self._ints(getattr(step, field)))
         record.logits = self._ffi.from_buffer("float[]", logits)
+        hidden = np.empty((record.n_hidden, self.hidden.shape[1]), np.float32)
+        record.hidden = self._ffi.from_buffer("float[]", hidden)
         self._check(self._lib.mt_engine_run(self._live(), record, self._error))
+        self.hidden = hidden
         return logits
 
     def copy_block(self, src: int, dst: int, window: tuple[int, int] | None = None) -> None:
@@ -257,6 +265,7 @@ class NativeExecutor:
         record.n_ops, record.n_buffers = len(plan.ops), len(plan.buffers)
         record.n_tensors, record.n_kv_layers = len(plan.tensors), len(plan.kv_layers)
         record.max_rows, record.arena_bytes = plan.max_rows, plan.arena_bytes
+        record.hidden = plan.hidden
         record.ops = cast("mt_op[]", ops)
         record.buffers = cast("mt_buffer[]", buffers)
         record.kv_layers = cast("mt_kv_layer[]", kv_layers)

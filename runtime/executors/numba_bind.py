@@ -55,24 +55,28 @@ class Rows:
     slots: tuple[np.ndarray, np.ndarray]  # (n_rows) int32: in full layers, in windowed ones
     tables: tuple[np.ndarray, np.ndarray]  # (n_seqs, table_width) int32: the same
     out_rows: np.ndarray  # (n_out) int32
+    hidden_rows: np.ndarray  # (n_hidden) int32
     counts: dict[RowKind, int]
 
     @classmethod
     def of(cls, step: Step, block_tokens: int) -> Rows:
         # Copies, because numba compiles every kernel again for a read-only array.
-        tokens, positions, table, window_table, out_rows = (
+        tokens, positions, table, window_table, out_rows, hidden_rows = (
             np.array(a, np.int32, order="C")
             for a in (
                 step.tokens, step.positions, step.block_table, step.window_table, step.out_rows,
+                step.hidden_rows,
             )
         )  # fmt: skip
         row_seq = np.repeat(np.arange(step.n_seqs, dtype=np.int32), np.diff(step.seq_start))
         places, within = positions // block_tokens, positions % np.int32(block_tokens)
         slots = table[row_seq, places] * np.int32(block_tokens) + within
         window_slots = window_table[row_seq, places] * np.int32(block_tokens) + within
-        counts = {RowKind.ALL: len(tokens), RowKind.OUT: len(out_rows)}
-        tables = table, window_table
-        return cls(tokens, positions, row_seq, (slots, window_slots), tables, out_rows, counts)
+        counts = {
+            RowKind.ALL: len(tokens), RowKind.OUT: len(out_rows), RowKind.HIDDEN: len(hidden_rows),
+        }  # fmt: skip
+        both, tables = (slots, window_slots), (table, window_table)
+        return cls(tokens, positions, row_seq, both, tables, out_rows, hidden_rows, counts)
 
 
 Call = Callable[[Rows], None]
@@ -289,8 +293,11 @@ class Binder:
     def _take_rows(self, op: Op) -> list[Call]:
         x, out = self._floats(op.inputs[0]), self._floats(op.out)
 
+        is_hidden = self._rows_of(op) is RowKind.HIDDEN
+
         def take_rows(rows: Rows) -> None:
-            out[: len(rows.out_rows)] = x[rows.out_rows]
+            taken = rows.hidden_rows if is_hidden else rows.out_rows
+            out[: len(taken)] = x[taken]
 
         return [take_rows]
 

@@ -72,6 +72,7 @@ class NumbaExecutor:
         self.window = plan.window
         self._logits = next(i for i, b in enumerate(plan.buffers) if b.is_logits)
         self._vocab_size = plan.vocab_size
+        self._hidden, self.hidden = plan.hidden, np.empty((0, plan.hidden_width), np.float32)
         if any(_mixes_floats_and_blocks(plan, op) for op in plan.ops):
             raise ModelError("the numba executor rounds activations to int8; use native for f32")
         if kv_type is KvType.Q8_0:
@@ -96,6 +97,8 @@ class NumbaExecutor:
             rows = Rows.of(step, self.block_tokens)
             for call in self._calls:
                 call(rows)
+            if self._hidden >= 0:
+                self.hidden = self._memory.floats[self._hidden][: step.n_hidden].copy()
         return logits
 
     def copy_block(self, src: int, dst: int, window: tuple[int, int] | None = None) -> None:

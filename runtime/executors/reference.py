@@ -130,6 +130,7 @@ class ReferenceExecutor:
         self.n_blocks = n_blocks
         self.n_window_blocks = n_window_blocks or n_blocks
         self.window = plan.window
+        self.hidden = np.empty((0, plan.hidden_width), np.float32)
         self._decoded = [
             finite_values(weights, tensor.name) if tensor.values is None else tensor.values
             for tensor in plan.tensors
@@ -164,6 +165,7 @@ class ReferenceExecutor:
         run = _Run(self.plan, step, self.block_tokens)
         for op in self.plan.ops:
             self._run_op[op.kind](run, op)
+        self.hidden = run.hidden()
         return run.logits()
 
     def copy_block(self, src: int, dst: int, window: tuple[int, int] | None = None) -> None:
@@ -273,7 +275,9 @@ class ReferenceExecutor:
         run.store(op, run.floats(op.inputs[0]))
 
     def _take_rows(self, run: _Run, op: Op) -> None:
-        run.store(op, run.floats(op.inputs[0])[run.step.out_rows])
+        is_hidden = self.plan.buffers[op.out].rows is RowKind.HIDDEN
+        taken = run.step.hidden_rows if is_hidden else run.step.out_rows
+        run.store(op, run.floats(op.inputs[0])[taken])
 
 
 def _norm_heads(heads: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
@@ -288,7 +292,11 @@ class _Run:
         self.plan = plan
         self.step = step
         self.block_tokens = block_tokens
-        n_rows = {RowKind.ALL: len(step.tokens), RowKind.OUT: len(step.out_rows)}
+        n_rows = {
+            RowKind.ALL: len(step.tokens),
+            RowKind.OUT: len(step.out_rows),
+            RowKind.HIDDEN: len(step.hidden_rows),
+        }
         self.buffers: list[np.ndarray | Q8Rows] = [
             np.zeros((n_rows[b.rows], b.width), np.float32) for b in plan.buffers
         ]
@@ -329,6 +337,10 @@ class _Run:
             k.reshape(n, kv_heads, head_dim),
             v.reshape(n, kv_heads, value_dim),
         )
+
+    def hidden(self) -> np.ndarray:
+        at = self.plan.hidden
+        return self.floats(at) if at >= 0 else np.empty((0, 0), np.float32)
 
     def logits(self) -> np.ndarray:
         at = next(i for i, b in enumerate(self.plan.buffers) if b.is_logits)

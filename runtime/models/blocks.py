@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ..config import ModelConfig
 from ..errors import ModelError
-from ..ops import Activation, RopeStyle
+from ..ops import Activation, RopeStyle, RowKind
 from ..plan_builder import PlanBuilder
 from ..rope import Rope
 from ..weights import WeightSource, finite_values
@@ -82,6 +82,9 @@ class Recording:
         bias = p.optional("output.bias", c.vocab_size)
         # The noise of these activations would go straight into the logits, a quarter of all noise.
         p.linear(normed, [weight], biases=[bias], name="logits", logits=True, precise=True)
+        # Rows whose hidden state is wanted: as floats, and without a projection. Mostly there are
+        # none. Last, so that nothing is put in their place.
+        p.hidden = self.norm(p.take_rows(x, RowKind.HIDDEN), "output_norm")
 
     # -- inside -----------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ refuses. Goes around NativeExecutor, whose plans are always sound."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -50,7 +50,7 @@ class Records:
             plan.buffer_records(),
             plan.kv_records(),
             tensors,
-            {"max_rows": plan.max_rows, "arena_bytes": plan.arena_bytes},
+            {"max_rows": plan.max_rows, "arena_bytes": plan.arena_bytes, "hidden": plan.hidden},
             {
                 "n_threads": 2,
                 "block_tokens": BLOCK_TOKENS,
@@ -101,6 +101,11 @@ class Records:
         widths = [int(b["width"]) for b in self.buffers if b["is_logits"]]
         return max(widths, default=1)
 
+    @property
+    def hidden_width(self) -> int:
+        at = self.sizes["hidden"]
+        return max(1, int(self.buffers[at]["width"])) if 0 <= at < len(self.buffers) else 1
+
 
 @lru_cache
 def sound_records(arch: str) -> Records:
@@ -110,7 +115,7 @@ def sound_records(arch: str) -> Records:
     return Records.of(model.plan(MAX_ROWS), model.weights)
 
 
-def run_two_steps(engine: Any, logits_width: int) -> None:
+def run_two_steps(engine: Any, logits_width: int, hidden_width: int) -> None:
     """A chunk and then single rows; whether C refuses a step is its own affair."""
     error = FFI.new("char[]", LIB.MT_ERR_BYTES)
     tables = [[3, 1], [0, 2]]
@@ -118,7 +123,7 @@ def run_two_steps(engine: Any, logits_width: int) -> None:
         [Chunk([1, 2, 3, 4, 5], 0, tables[0]), Chunk([6, 7], 0, tables[1])],
         [Chunk([8], 5, tables[0]), Chunk([9], 2, tables[1])],
     ):
-        step = make_step(chunks, out_rows=[1])
+        step = replace(make_step(chunks, out_rows=[1]), hidden_rows=np.array([0], np.int32))
         logits = np.empty((step.n_out, logits_width), np.float32)
         record = FFI.new("mt_step *")
         record.n_rows, record.n_seqs, record.n_out = step.n_rows, step.n_seqs, step.n_out
@@ -126,5 +131,7 @@ def run_two_steps(engine: Any, logits_width: int) -> None:
         for name in STEP_ARRAYS:
             setattr(record, name, FFI.cast("int32_t *", getattr(step, name).ctypes.data))
         record.logits = FFI.from_buffer("float[]", logits)
+        hidden = np.empty((step.n_hidden, hidden_width), np.float32)
+        record.hidden, record.n_hidden = FFI.from_buffer("float[]", hidden), step.n_hidden
         LIB.mt_engine_run(engine, record, error)
     LIB.mt_engine_copy_block(engine, (0, 0), (1, 1), error)

@@ -33,7 +33,7 @@ def try_engine(records: Records) -> str:
         assert message
         return message
     try:
-        run_two_steps(engine, records.logits_width)
+        run_two_steps(engine, records.logits_width, records.hidden_width)
     finally:
         LIB.mt_engine_free(engine)
     return ""
@@ -235,7 +235,17 @@ def set_field(array: str, kind: OpKind, name: str, element: int, value: int) -> 
     return spoil
 
 
+def hidden_in_the_logits(r: Records) -> None:
+    r.sizes["hidden"] = logits_buffer(r)
+
+
+def hidden_nowhere(r: Records) -> None:
+    r.sizes["hidden"] = len(r.buffers)
+
+
 NAMED = {
+    "hidden states in the logits": (hidden_in_the_logits, "cannot hold hidden states"),
+    "hidden states out of buffers": (hidden_nowhere, "cannot hold hidden states"),
     "gap in a stack of weights": (gap_in_stack, "op"),
     "norm weight that is a matrix": (norm_weight_as_matrix, "op"),
     "trig in the logits": (trig_from_logits, "op"),

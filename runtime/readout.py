@@ -1,0 +1,103 @@
+"""What a step's results are read for: whose rows they are, and what the prompt's own tell.
+
+Owns: the split of logits and hidden states by request. Must not know: how tokens are drawn, who is
+told. Laid out before a step is committed, read after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .errors import ModelError
+from .events import PromptEvent
+from .pooling import Hidden, Pooled, pooling_of
+from .prompt_scores import PromptScores
+from .request import Request, Scheduled
+from .sampling import Logits
+from .sampling_params import SamplingParams
+
+
+class Readers(NamedTuple):
+    """What takes down what is asked of a prompt."""
+
+    scores: PromptScores | None
+    pooled: Pooled | None
+
+    @classmethod
+    def of(cls, params: SamplingParams, n_prompt: int, pooling_type: int) -> Readers:
+        """Raises RequestError where the model's file asks for a pooling that is none."""
+        n_top = params.prompt_logprobs
+        return cls(
+            None if n_top is None else PromptScores(n_top),
+            Pooled(pooling_of(pooling_type), n_prompt) if params.embed else None,
+        )
+
+    @property
+    def read_cache(self) -> bool:
+        """Whether they can do without rows that the prefix cache would spare."""
+        return self.scores is None and (self.pooled is None or self.pooled.reads_cache)
+
+
+class Read(NamedTuple):
+    """What a step gave one request."""
+
+    request: Request
+    logits: Logits
+    hidden: Hidden
+    best_id: int
+    """The first of the best in the last row of logits, if there is one."""
+    draws: bool
+    """All rows of its tokens are computed, so the last one may lead to a token."""
+
+
+class Reads:
+    def __init__(self, granted: Sequence[Scheduled]) -> None:
+        self._items = [
+            (item.request, item.n_out, item.n_hidden, item.wants_logits)
+            for item in granted
+            if item.n_out or item.n_hidden or item.wants_logits
+        ]
+
+    def check(self, logits: Logits, hidden: Hidden) -> None:
+        n_out = sum(n for _, n, _, _ in self._items)
+        if len(logits) != n_out:
+            raise ModelError(f"executor gave {len(logits)} rows of logits, not {n_out}")
+        n_hidden = sum(n for _, _, n, _ in self._items)
+        if len(hidden) != n_hidden:
+            raise ModelError(f"executor gave {len(hidden)} hidden states, not {n_hidden}")
+
+    def split(self, logits: Logits, hidden: Hidden) -> Iterator[Read]:
+        best_ids = self._best_of_last(logits)
+        out_at = hidden_at = 0
+        for (request, n_out, n_hidden, draws), best_id in zip(self._items, best_ids, strict=True):
+            rows = logits[out_at : out_at + n_out], hidden[hidden_at : hidden_at + n_hidden]
+            out_at, hidden_at = out_at + n_out, hidden_at + n_hidden
+            yield Read(request, *rows, best_id, draws)
+
+    def _best_of_last(self, logits: Logits) -> list[int]:
+        """One search for all: a call of NumPy costs as much as the search in a small vocabulary."""
+        counts = [n for _, n, _, _ in self._items]
+        if not len(logits):
+            return [-1] * len(counts)
+        ends = np.cumsum(counts, dtype=np.intp)
+        last_rows = logits if set(counts) == {1} else logits[np.maximum(ends - 1, 0)]
+        best_ids: list[int] = last_rows.argmax(axis=1).tolist()
+        return best_ids
+
+
+def read_prompt(read: Read) -> PromptEvent | None:
+    """Takes down what the rows tell of the prompt; what was asked, once it is all there."""
+    request = read.request
+    if request.n_output:
+        return None
+    if request.scores is not None:
+        place = request.n_computed - len(read.logits)
+        request.scores.read(read.logits, request.prompt, place)
+        return PromptEvent(logprobs=tuple(request.scores.logprobs)) if read.draws else None
+    if request.pooled is not None:
+        request.pooled.read(read.hidden)
+        return PromptEvent(embedding=request.pooled.vector()) if read.draws else None
+    return None
