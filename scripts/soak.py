@@ -31,7 +31,10 @@ MOST_WAITING = 64
 
 
 def soak(
-    model: options.ModelArgument,
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL|URL", help="As for `run`, or a running `serve`: http://…"),
+    ],
     requests: Annotated[int, typer.Option("-n", "--requests", min=8)] = 2000,
     seed: Annotated[int, typer.Option(min=0, help="Of shapes, tokens and cancellations.")] = 0,
     context: options.ContextOption = 1024,
@@ -45,11 +48,23 @@ def soak(
             parser=parse_bytes, metavar="SIZE", help="Resident memory may grow by it after warm-up."
         ),
     ] = "16M",  # type: ignore[assignment]
+    clients: Annotated[int, typer.Option(min=1, help="At a time, of a URL.")] = 64,
+    health_ms: Annotated[
+        float, typer.Option(min=0, help="p99 of /health meanwhile may be that, of a URL.")
+    ] = 200.0,
     executor: options.ExecutorOption = options.ExecutorName.auto,
     threads: options.ThreadsOption = None,
     kv_type: options.KvTypeOption = options.KvTypeName.f16,
 ) -> None:
     """Serve random REQUESTS, with cancellations and shared prefixes, and check what is left."""
+    if model.startswith("http://"):
+        from martlet.scripts.soak_http import HttpSoak
+
+        visits = HttpSoak(model.removeprefix("http://").rstrip("/"), clients, seed)
+        visits.serve(requests)
+        conclude(requests, visits.summary(), visits.faults(tolerance, health_ms))
+        return
+
     from martlet.runtime.engine import Engine
     from martlet.scripts.generate import open_model
 
@@ -64,10 +79,13 @@ def soak(
             run.serve(requests)
         finally:
             engine.close()
-    faults = run.faults(tolerance)
+    conclude(requests, run.summary(), run.faults(tolerance))
+
+
+def conclude(n_requests: int, summary: str, faults: list[str]) -> None:
     for fault in faults:
         note(f"FAILED: {fault}")
-    print(f"{requests} requests: {run.summary()}; {'failed' if faults else 'all well'}")
+    print(f"{n_requests} requests: {summary}; {'failed' if faults else 'all well'}")
     if faults:
         raise typer.Exit(1)
 

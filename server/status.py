@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from ..runtime.machine import resident_bytes
 from .lifecycle import RETRY_AFTER_S
 from .service import Service
 
@@ -64,6 +65,7 @@ def figures(service: Service) -> dict[str, Any]:
             "used": now.blocks_used,
             "cached": now.blocks_cached,
         },
+        "resident_bytes": resident_bytes(),
     }
 
 
