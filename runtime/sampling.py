@@ -49,7 +49,16 @@ FEW, RUN = 4096, 256
 
 def apply_mask(logits: Logits, allowed: Allowed | None) -> Logits:
     """Keep what a constraint allows: allowed is (vocab_size,), or None for everything."""
-    return logits if allowed is None else np.where(allowed, logits, np.float32(-np.inf))
+    if allowed is None:
+        return logits
+    # The places of the fewer are written one by one: choosing for each place costs twice that.
+    if 2 * int(np.count_nonzero(allowed)) < len(logits):
+        kept, ids = np.full_like(logits, -np.inf), np.flatnonzero(allowed)
+        kept[ids] = logits[ids]
+        return kept
+    kept = logits.copy()
+    kept[np.flatnonzero(~allowed)] = -np.inf
+    return kept
 
 
 def apply_bias(logits: Logits, ids: Places, values: Logits) -> Logits:
@@ -213,7 +222,10 @@ def sample(
     best_id: the first of the largest logits, where it is known. drawer: to use instead of NumPy.
     Raises ModelError when the logits hold NaN, or when nothing is left to choose.
     """
-    if allowed is not None or params.adjusts:
+    # The best of all, if it is allowed, is the best of those allowed.
+    settled = params.is_greedy and best_id is not None
+    masks = allowed is not None and not (settled and allowed[best_id])
+    if masks or params.adjusts:
         logits, best_id = _adjusted(logits, params, n_prompt, tokens, allowed), None
     if best_id is None:
         best_id = int(logits.argmax())  # NaN counts as the largest, so it is found here

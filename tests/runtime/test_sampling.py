@@ -292,3 +292,25 @@ def test_other_bad_values_are_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(RequestError) as caught:
         SamplingParams(**{name: value})
     assert caught.value.field == name
+
+
+@given(st.integers(1, 300), st.floats(0, 1), st.integers(0, 2**32))
+def test_a_mask_removes_what_is_not_allowed_and_nothing_else(
+    n: int, share: float, key: int
+) -> None:
+    rng = np.random.default_rng(key)
+    logits = rng.normal(size=n).astype(np.float32)
+    before, allowed = logits.copy(), rng.random(n) < share
+    expected = np.where(allowed, logits, -np.inf)
+    assert (sampling.apply_mask(logits, allowed) == expected).all()
+    assert (logits == before).all()
+    if allowed.any():
+        best_id = int(logits.argmax())
+        for params in (
+            SamplingParams(temperature=0),
+            SamplingParams(temperature=0, logit_bias={0: 9}),
+        ):
+            args: Any = {"seed": 1, "n_prompt": 1, "tokens": NO_TOKENS, "allowed": allowed}
+            token_id = sample(logits, params, best_id=best_id, **args)
+            assert token_id == sample(logits, params, **args)
+            assert allowed[token_id]
