@@ -132,6 +132,7 @@ class Engine:
         *,
         request_id: str | None = None,
         constraint: Constraint | None = None,
+        show_ids: frozenset[int] = frozenset(),
         cache_salt: bytes = b"",
         reads_cache: bool = True,
         service: Service = "interactive",
@@ -140,6 +141,7 @@ class Engine:
         """Accepts a request or raises RequestError, ContextTooLong or QueueFull at once.
 
         constraint: limits this request's output, and ends it once nothing may follow.
+        show_ids: control tokens that appear in the text.
         cache_salt: prefixes are shared among requests of one salt. reads_cache False computes every
         row of the prompt. deadline_ms: from now; a request unfinished then ends for that reason.
         on_event is called from the engine thread and must return quickly.
@@ -165,7 +167,7 @@ class Engine:
                 params=params,
                 seed=seed,
                 on_event=on_event,
-                text=TextStream(self._tokenizer, params.stop),
+                text=TextStream(self._tokenizer, params.stop, show_ids=show_ids),
                 table=BlockTable(salt=cache_salt),
                 arrived_ns=arrived_ns,
                 constraint=constraint,

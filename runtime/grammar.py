@@ -231,6 +231,6 @@ class _Words:
 def _reason(error: str) -> str:
     """One line of the library's message, without the grammar it quotes."""
     text = error.split("\n<state>")[0]
-    text = re.sub(r"^at \d+\(\d+\): ", "", text.split("\n   1 | ")[0])
+    text = re.sub(r"^at \d+\(\d+\): ", "", re.split(r"\n *\d+ \| ", text)[0])
     text = re.sub(r"^failed to compile JSON schema: ?", "", text)
     return " ".join(text.split())[:300]

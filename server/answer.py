@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from ..runtime.events import Event, FinishEvent, PromptEvent, TokenEvent, TokenLogprob
-from .reasoning import Part, Splitter
+from .parts import CallPiece, Part
+from .reasoning import Splitter, TextPart
+from .tool_reader import CallReader
 
 
 @dataclass
@@ -23,6 +25,12 @@ class Choice:
     n_prompt: int
     splitter: Splitter | None = None
     """None: all text is the answer."""
+    reader: CallReader | None = None
+    """None: no text is a tool call."""
+    end_of_calls: str = "tool_calls"
+    """The reason of an answer that ended well and has calls."""
+    calls: list[CallPiece] = field(default_factory=list)
+    """As far as they have come."""
     text: str = ""
     reasoning: str = ""
     n_reasoning: int = 0
@@ -42,26 +50,53 @@ class Choice:
             self.prompt_logprobs = event.logprobs
         else:
             self.finish = event
-        if self.splitter:
-            return self._split(event, self.splitter)
-        self.text += event.text
-        return [(False, event.text)] if event.text else []
-
-    def _split(self, event: Event, splitter: Splitter) -> list[Part]:
-        was_inside = splitter.inside
-        if isinstance(event, FinishEvent):
-            parts = splitter.finish(event.text)
-        else:
-            parts = splitter.push(event.text)
-            if isinstance(event, TokenEvent) and (was_inside or splitter.inside):
-                self.n_reasoning += 1
-                self.answer_from = len(self.tokens)
-        for is_reasoning, text in parts:
-            if is_reasoning:
-                self.reasoning += text
+        if self.splitter is None and self.reader is None:
+            self.text += event.text
+            return [(False, event.text)] if event.text else []
+        texts = self._split(event, self.splitter) if self.splitter else [(False, event.text)]
+        parts: list[Part] = self._read(texts, event, self.reader) if self.reader else [*texts]
+        for is_reasoning, piece in parts:
+            if isinstance(piece, CallPiece):
+                self._add_call(piece)
+            elif is_reasoning:
+                self.reasoning += piece
             else:
-                self.text += text
+                self.text += piece
         return parts
+
+    def add_text(self, event: Event) -> list[TextPart]:
+        """`add` for dialects that offer no tools."""
+        return cast("list[TextPart]", self.add(event))
+
+    def _split(self, event: Event, splitter: Splitter) -> list[TextPart]:
+        if isinstance(event, FinishEvent):
+            return splitter.finish(event.text)
+        was_inside = splitter.inside
+        parts = splitter.push(event.text)
+        if isinstance(event, TokenEvent) and (was_inside or splitter.inside):
+            self.n_reasoning += 1
+            self.answer_from = len(self.tokens)
+        return parts
+
+    def _read(self, texts: list[TextPart], event: Event, reader: CallReader) -> list[Part]:
+        parts: list[Part] = []
+        for is_reasoning, text in texts:
+            parts += [(True, text)] if is_reasoning else reader.push(text)
+        return parts + reader.finish() if isinstance(event, FinishEvent) else parts
+
+    def _add_call(self, piece: CallPiece) -> None:
+        if piece.nth == len(self.calls):
+            self.calls.append(piece)
+        else:
+            call = self.calls[piece.nth]
+            self.calls[piece.nth] = call._replace(arguments=call.arguments + piece.arguments)
+
+    @property
+    def reason(self) -> str:
+        """Why it ended, in OpenAI's words."""
+        assert self.finish is not None
+        ended_well = self.finish.reason == "stop"
+        return self.end_of_calls if self.calls and ended_well else self.finish.reason
 
     @property
     def failure(self) -> str | None:

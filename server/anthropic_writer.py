@@ -54,7 +54,7 @@ class AnthropicWriter:
 
     def event(self, index: int, event: Event) -> str:
         text = ""
-        for is_reasoning, piece in self._choice.add(event):
+        for is_reasoning, piece in self._choice.add_text(event):
             kind = THINKING if is_reasoning else TEXT
             if kind is not self._kind:
                 text += self._close() + self._open(kind)

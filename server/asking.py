@@ -22,6 +22,7 @@ from .bridge import Terms
 from .errors import ApiError, refused
 from .fields import FieldRules, unknown_fields
 from .structured import Form
+from .tools import ToolUse
 
 MAX_INT = 2**31 - 1
 MAX_SEED = 2**63 - 1
@@ -83,6 +84,11 @@ class Asked(Addressed):
     @property
     def n_prompt_logprobs(self) -> int | None:
         """The same for tokens of the prompt."""
+        return None
+
+    @property
+    def tool_use(self) -> ToolUse | None:
+        """The tools the answer may call."""
         return None
 
     @property

@@ -35,6 +35,7 @@ class EngineLike(Protocol):
         deadline_ms: float | None = None,
         cache_salt: bytes = b"",
         constraint: Constraint | None = None,
+        show_ids: frozenset[int] = frozenset(),
     ) -> Any: ...
 
     def cancel(self, request_id: str) -> None: ...
@@ -52,6 +53,8 @@ class Terms(NamedTuple):
     deadline_ms: int | None = None
     cache_salt: bytes = b""
     """Prompts of different salts never share what was computed for them."""
+    show_ids: frozenset[int] = frozenset()
+    """Control tokens that appear in the text."""
 
 
 class Ask(NamedTuple):

@@ -26,6 +26,7 @@ from .sandbox import (
     LimitedSandbox,
     Refusal,
 )
+from .tool_formats import format_of
 
 RENDER_LIMIT_S = 5.0
 # Message keys whose values the server has checked against its own list, so they may be markup.
@@ -54,6 +55,7 @@ class ChatTemplate:
         self._limit_s = limit_s
         self.source = source
         self.thinking = ThinkingWords.of(source)
+        self.tool_format = format_of(source)
         try:
             self._template = LimitedSandbox().from_string(source)
         except TemplateSyntaxError as error:
@@ -92,7 +94,12 @@ class ChatTemplate:
         return ChatPrompt(ids, opens)
 
     def render(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **kwargs: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
     ) -> list[Piece]:
         """Rendered text, split into markup and content. Raises RequestError on a refusal."""
         marks = Marks.fresh()
@@ -101,7 +108,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
             "bos_token": _special_text(self._tokenizer, self._tokenizer.bos_id),
             "eos_token": _special_text(self._tokenizer, self._tokenizer.eos_id),
-            "tools": None,
+            "tools": mark([*tools], marks) if tools else None,
             **kwargs,
             BUDGET_KEY: Budget(self._limit_s),
         }

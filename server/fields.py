@@ -40,11 +40,11 @@ MEDIA = "only text goes in and comes out"
 ELSEWHERE = "vLLM and llama.cpp extension without a counterpart here"
 
 REFUSED: Mapping[str, Refused] = {
-    "tools": Refused(TOOLS, ([],)),
-    "tool_choice": Refused(TOOLS, ("none", "auto")),
-    "parallel_tool_calls": Refused(TOOLS, (True, False)),
-    "functions": Refused(TOOLS, ([],)),
-    "function_call": Refused(TOOLS, ("none", "auto")),
+    "tools": Refused(CHAT_ONLY, ([],)),
+    "tool_choice": Refused(CHAT_ONLY, ("none", "auto")),
+    "parallel_tool_calls": Refused(CHAT_ONLY, (True, False)),
+    "functions": Refused("use tools", ([],)),
+    "function_call": Refused("use tool_choice", ("none", "auto")),
     "reasoning": Refused("use reasoning_effort"),
     "reasoning_effort": Refused(CHAT_ONLY, ("none",)),
     "reasoning_format": Refused(CHAT_ONLY, ("none",)),

@@ -18,6 +18,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
 
 from ..runtime.errors import QueueFull
+from ..runtime.grammar import Grammar
 from .answer import Choice
 from .asking import MAX_SEED, Addressed, Asked, read
 from .bridge import Ask, Job, Terms
@@ -29,6 +30,8 @@ from .schema import MAX_CHOICES
 from .service import Prompt, Service
 from .stream import collect, stream, unfinished
 from .structured import compiled
+from .tool_reader import CallReader
+from .tools import answer_grammar, shown_ids
 
 ToModel = TypeVar("ToModel", bound=Addressed)
 
@@ -71,15 +74,24 @@ def prepare(service: Service, route: Route, body: bytes, tenant: bytes = b"") ->
             f"{len(prompts)} prompts with {name} {n_asks} each, at most {MAX_CHOICES}", name
         )
     asks, terms = [], within(request.terms(tenant), service.options.max_request_s)
-    form = request.form
+    if request.tool_use:
+        terms = terms._replace(show_ids=shown_ids(service.tokenizer, service.tool_format))
     for prompt in prompts:
-        grammar = form and compiled(service.grammars, form, may_think=prompt.thinks)
+        grammar = grammar_of(service, request, prompt)
         for nth in range(n_asks):
             # Choices of one prompt must differ, so each has its own seed: seed, seed + 1, …
             seed = None if params.seed is None else (params.seed + nth) & MAX_SEED
             constraint = grammar.start() if grammar else None
             asks.append(Ask(prompt.ids, replace(params, seed=seed), terms, constraint))
     return Prepared(request, prompts, asks, ignored)
+
+
+def grammar_of(service: Service, request: Asked, prompt: Prompt) -> Grammar | None:
+    form, use, may_think = request.form, request.tool_use, prompt.thinks
+    if use:
+        tokenizer, written = service.tokenizer, service.tool_format
+        return answer_grammar(service.grammars, tokenizer, use, written, form, may_think=may_think)
+    return form and compiled(service.grammars, form, may_think=may_think)
 
 
 def within(terms: Terms, max_request_s: float | None) -> Terms:
@@ -149,11 +161,21 @@ def ignored_header(names: Sequence[str]) -> dict[str, str]:
 
 def make_reply(service: Service, prepared: Prepared, reply_id: str) -> Reply:
     request, n = prepared.request, prepared.request.n_asks
-    choices = []
+    choices, use = [], request.tool_use
     for index, ask in enumerate(prepared.asks):
         thinks = prepared.prompts[index // n].thinks
         splitter = None if thinks is None else Splitter(thinks)
-        choices.append(Choice(index, index // n, len(ask.prompt_ids), splitter))
+        choices.append(
+            Choice(
+                index,
+                index // n,
+                len(ask.prompt_ids),
+                splitter,
+                reader=reader_of(service, request),
+                # OpenAI's rule: who named the function knows that it is called.
+                end_of_calls="stop" if use and use.mode == "named" else "tool_calls",
+            )
+        )
     return Reply(
         id=reply_id,
         created=time.time(),
@@ -165,6 +187,11 @@ def make_reply(service: Service, prepared: Prepared, reply_id: str) -> Reply:
         echoes=[prepared.prompts[choice.prompt_index].echo for choice in choices],
         prompt_ids=[ask.prompt_ids for ask in prepared.asks],
     )
+
+
+def reader_of(service: Service, request: Asked) -> CallReader | None:
+    use = request.tool_use
+    return CallReader(service.tool_format, use.callable) if use else None
 
 
 async def open_stream(

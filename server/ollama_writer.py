@@ -53,7 +53,7 @@ class OllamaWriter:
         assert self._choice is not None
         if self._logprobs and isinstance(event, TokenEvent):
             self._held.append(event)
-        parts = self._choice.add(event)
+        parts = self._choice.add_text(event)
         return "".join(
             [
                 self._line(self._piece("", text)) if is_reasoning else self._text(text)

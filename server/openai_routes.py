@@ -32,6 +32,7 @@ def chat_prompts(service: Service, request: ChatRequest) -> list[Prompt]:
         effort=request.effort,
         splits=request.reasoning_format != "none",
         continues=continues,
+        use=request.tool_use,
         add_generation_prompt=request.add_generation_prompt,
     )
     return [prompt]

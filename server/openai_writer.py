@@ -15,7 +15,7 @@ from ..runtime.events import Event, FinishEvent, TokenEvent
 from .answer import Choice, best, slowest, timings, usage
 from .errors import ApiError
 from .logprobs import EchoedPrompt, LogprobWriter, prompt_logprobs
-from .reasoning import Part
+from .parts import CallPiece, Part
 from .reply import Json, Reply
 from .shapes import Shape, choice_entry
 from .sse import DONE, MEDIA_TYPE, PING, frame, sse
@@ -101,7 +101,7 @@ class OpenAiWriter:
         writer = self.logprob_writer()
         logprobs = with_echo(writer, self.echoed(choice), choice.tokens) if writer else None
         content = self.shape.body(choice, self.reply.echoes[choice.index])
-        entry = choice_entry(index, content, logprobs, choice.finish.reason)
+        entry = choice_entry(index, content, logprobs, choice.reason)
         of_prompt = self._of_prompt(choice) if self.shape.has_choice_prompts else {}
         return {**entry, "seed": choice.finish.seed, **of_prompt}
 
@@ -155,7 +155,9 @@ class ChoiceWriter:
     def _text(self, parts: list[Part]) -> str:
         written = ""
         for is_reasoning, text in parts:
-            if is_reasoning:
+            if isinstance(text, CallPiece):
+                written += self._entry(self.answer.shape.call(text))
+            elif is_reasoning:
                 written += self._entry(self.answer.shape.reasoning(text))
             else:
                 written += self._piece(text)
@@ -177,7 +179,8 @@ class ChoiceWriter:
         return sse(self._chunk(content, logprobs, end))
 
     def _chunk(self, content: Json, logprobs: Json | None, end: FinishEvent | None = None) -> Json:
-        entry = choice_entry(self.choice.index, content, logprobs, end.reason if end else None)
+        reason = self.choice.reason if end else None
+        entry = choice_entry(self.choice.index, content, logprobs, reason)
         extras: Json = {}
         if end:
             entry["seed"] = end.seed

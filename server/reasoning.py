@@ -20,8 +20,8 @@ SWITCHES = ("enable_thinking", "thinking")
 GRADE = "reasoning_effort"
 
 
-Part: TypeAlias = tuple[bool, str]
-"""Whether it is reasoning, and a stretch of an answer's text. One per token, so a plain tuple."""
+TextPart: TypeAlias = tuple[bool, str]
+"""Whether it is reasoning, and a stretch of an answer's text."""
 
 
 class Splitter:
@@ -34,7 +34,7 @@ class Splitter:
         self._at_start = True  # an opening tag may come
         self._trims = False  # whitespace after a tag goes with it
 
-    def push(self, text: str) -> list[Part]:
+    def push(self, text: str) -> list[TextPart]:
         held, self._held = self._held + text, ""
         if self._at_start and not self._started(held):
             self._held = held
@@ -44,7 +44,7 @@ class Splitter:
             if held.lstrip().startswith(OPEN):
                 held, self.inside = held.lstrip()[len(OPEN) :], True
             self._trims = self.inside
-        parts: list[Part] = []
+        parts: list[TextPart] = []
         if self.inside:
             reasoning, closed, held = self._trimmed(held).partition(CLOSE)
             kept = reasoning.rstrip() if closed else reasoning[: _safe_length(reasoning)]
@@ -57,7 +57,7 @@ class Splitter:
             parts.append((False, self._trimmed(held)))
         return [part for part in parts if part[1]]
 
-    def finish(self, text: str = "") -> list[Part]:
+    def finish(self, text: str = "") -> list[TextPart]:
         """The last of it; what was never closed stays what it was."""
         parts = self.push(text)
         held, self._held = self._held, ""

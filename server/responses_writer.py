@@ -71,7 +71,7 @@ class ResponsesWriter:
 
     def event(self, index: int, event: Event) -> str:
         text = ""
-        for is_reasoning, piece in self._choice.add(event):
+        for is_reasoning, piece in self._choice.add_text(event):
             text += self._open(REASONING if is_reasoning else MESSAGE)
             text += self._delta(piece)
         return text

@@ -27,6 +27,7 @@ from .errors import refused
 from .fields import OPENAI, FieldRules
 from .form_fields import FormFields
 from .reasoning import Effort
+from .tool_fields import ToolFields
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 128
@@ -198,7 +199,7 @@ class TemplateArguments(Strict):
         return None
 
 
-class ChatRequest(Generation):
+class ChatRequest(Generation, ToolFields):
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None

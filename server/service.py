@@ -18,6 +18,8 @@ from .facts import ModelFacts
 from .lifecycle import Lifecycle
 from .metrics import Metrics
 from .options import ServerOptions
+from .tool_formats import GENERIC, ToolFormat, told
+from .tools import ToolUse
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,10 @@ class Service:
     def names(self) -> tuple[str, ...]:
         return (self.model_name, *self.options.model_aliases)
 
+    @property
+    def tool_format(self) -> ToolFormat:
+        return self.template.tool_format if self.template else GENERIC
+
     def check_name(self, name: str | None) -> None:
         """Raises ApiError 404 for a model that is not served here; None asks for any."""
         # Ollama's clients may add a tag to a name without one.
@@ -83,16 +89,22 @@ def chat_prompt(
     instead: str = "/v1/completions",
     splits: bool = True,
     continues: bool = False,
+    use: ToolUse | None = None,
     **kwargs: Any,
 ) -> Prompt:
     """A conversation as the model's own template writes it.
 
+    use: tools to show to the model, in its template or in a system message.
     effort: how much reasoning, an Effort or None, and the field that says so.
     instead: where a model without a template can be asked. splits: reasoning from the answer.
     """
     template = service.template
     if template is None:
         raise refused(f"this model has no chat template; use {instead}", code="no_template")
+    if use and template.tool_format.tells:
+        messages = told([dict(message) for message in messages], use.for_template)
+    elif use:
+        kwargs["tools"] = use.for_template
     arguments = {**template.thinking.arguments(*effort), **kwargs}
     ids, opens = template.prompt(messages, continues=continues, **arguments)
     may_think = splits and not continues and template.thinking.shows

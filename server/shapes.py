@@ -13,6 +13,7 @@ from typing import Any
 from ..runtime.tokenizer import Tokenizer
 from .answer import Choice
 from .logprobs import ChatLogprobs, CompletionLogprobs, LogprobWriter
+from .parts import CallPiece
 
 Json = dict[str, Any]
 
@@ -32,6 +33,8 @@ class Shape:
     """The delta of more text."""
     reasoning: Callable[[str], Json]
     """The delta of more reasoning."""
+    call: Callable[[CallPiece], Json]
+    """The delta of more of a tool call."""
     closing: Json
     """The delta of the chunk that carries the finish reason."""
     has_choice_prompts: bool
@@ -39,8 +42,24 @@ class Shape:
 
 
 def _message(choice: Choice) -> Json:
-    message = {"role": "assistant", "content": choice.text}
+    message: Json = {"role": "assistant", "content": choice.text}
+    if choice.calls:
+        message["content"] = choice.text or None
+        message["tool_calls"] = [
+            {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
+            for _, id_, name, arguments in choice.calls
+        ]
     return {**message, **_reasoning(choice.reasoning)} if choice.reasoning else message
+
+
+def _call(piece: CallPiece) -> Json:
+    """id, type and name come once, before the arguments."""
+    index, id_, name, arguments = piece
+    delta: Json = {"index": index, "function": {"arguments": arguments}}
+    if name:
+        function = {"name": name, "arguments": arguments}
+        delta = {"index": index, "id": id_, "type": "function", "function": function}
+    return {"delta": {"tool_calls": [delta]}}
 
 
 def _reasoning(text: str) -> Json:
@@ -56,6 +75,7 @@ CHAT = Shape(
     opening={"delta": {"role": "assistant", "content": ""}},
     piece=lambda text: {"delta": {"content": text}},
     reasoning=lambda text: {"delta": _reasoning(text)},
+    call=_call,
     closing={"delta": {}},
     has_choice_prompts=False,
 )
@@ -68,6 +88,7 @@ COMPLETION = Shape(
     opening={},
     piece=lambda text: {"text": text},
     reasoning=lambda text: {"text": text},  # nothing is split here
+    call=lambda piece: {},
     closing={"text": ""},
     has_choice_prompts=True,
 )

@@ -87,6 +87,7 @@ class Running:
     on_event: Callable[[Event], None]
     arrived_ns: int
     constraint: Constraint | None = None
+    show_ids: frozenset[int] = frozenset()
     started: bool = False
     n_emitted: int = 0
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -144,6 +145,7 @@ class ScriptedEngine:
         deadline_ms: float | None = None,
         cache_salt: bytes = b"",
         constraint: Constraint | None = None,
+        show_ids: frozenset[int] = frozenset(),
     ) -> Running:
         n_prompt = len(prompt_ids)
         if n_prompt >= self.context:
@@ -158,7 +160,7 @@ class ScriptedEngine:
                 raise QueueFull(f"{n} unfinished", unfinished=n, limit=self._max_unfinished)
             name = request_id or f"r{len(self.requests)}"
             request = Running(name, list(prompt_ids), params, on_event, time.monotonic_ns())
-            request.constraint = constraint
+            request.constraint, request.show_ids = constraint, show_ids
             self.requests.append(request)
         threading.Thread(target=self._serve, args=(request,), daemon=True).start()
         return request
@@ -202,7 +204,7 @@ class ScriptedEngine:
             self._slots.release()
 
     def _generate(self, request: Running) -> None:
-        params, text = request.params, TextStream(self.tokenizer, request.params.stop)
+        params, text = request.params, self._stream_of(request)
         stamps = [time.monotonic_ns()]
         while not self.unpaused.wait(0.01):
             if request.cancelled.is_set():
@@ -234,6 +236,9 @@ class ScriptedEngine:
                 reason = "stop"
                 break
         self._finish(request, reason, text, stamps)
+
+    def _stream_of(self, request: Running) -> TextStream:
+        return TextStream(self.tokenizer, request.params.stop, show_ids=request.show_ids)
 
     def _logprob(self, token_id: int, params: SamplingParams) -> TokenLogprob | None:
         """The token itself comes second of the alternatives, with the probability 1/4."""

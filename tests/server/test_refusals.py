@@ -63,10 +63,11 @@ def test_a_truth_value_is_no_number(client: httpx.Client, field: str, odd: Any) 
     assert_works(client)
 
 
-def test_tools_are_refused_in_words(client: httpx.Client) -> None:
+def test_tools_belong_to_chat(client: httpx.Client) -> None:
     tool = {"type": "function", "function": {"name": "f", "description": None}}
-    error = assert_refused(client.post(PATHS[0], json=chat_body(tools=[tool])))
-    assert error["message"] == "tools: tools are not supported yet"
+    assert client.post(PATHS[0], json=chat_body(tools=[tool])).status_code == 200
+    error = assert_refused(client.post(PATHS[1], json={**BODIES[PATHS[1]], "tools": [tool]}))
+    assert error["message"] == "tools: belongs to /v1/chat/completions"
 
 
 @pytest.mark.parametrize("field", sorted(NO_EFFECT))
