@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 
@@ -39,19 +39,10 @@ from .scheduler import Scheduler
 from .service import Service
 from .stats import Counts, EngineStats
 from .step import build_step
-from .textstream import TextStream, TokenBytes
+from .textstream import TextStream
+from .vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
-
-
-class Tokenizer(TokenBytes, Protocol):
-    """What the engine asks of a tokenizer, and TextStream by way of it."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def eog_ids(self) -> frozenset[int]: ...
 
 
 class Engine:
@@ -60,7 +51,7 @@ class Engine:
     def __init__(
         self,
         executor: Executor,
-        tokenizer: Tokenizer,
+        tokenizer: Vocabulary,
         *,
         context: int,
         max_queue: int = 64,
@@ -140,10 +131,10 @@ class Engine:
     ) -> Request:
         """Accepts a request or raises RequestError, ContextTooLong or QueueFull at once.
 
-        constraint: limits this request's output, and ends it once nothing may follow.
-        show_ids: control tokens that appear in the text.
-        cache_salt: prefixes are shared among requests of one salt. reads_cache False computes every
-        row of the prompt. deadline_ms: from now; a request unfinished then ends for that reason.
+        constraint: limits this request's output, and ends it once nothing may follow. show_ids:
+        control tokens that appear in the text. cache_salt: prefixes are shared among requests of
+        one salt. reads_cache False computes every row of the prompt. deadline_ms: from now; a
+        request unfinished then ends for that reason.
         on_event is called from the engine thread and must return quickly.
         """
         arrived_ns = time.monotonic_ns()

@@ -13,38 +13,19 @@ import json
 import re
 import threading
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from .constraint import Allowed
 from .errors import ModelError, RequestError
+from .vocabulary import WritableVocabulary
 
 MAX_GRAMMAR_CHARS = 1 << 18
 # Between tokens of JSON: a newline with its indent, or some spaces. Without a bound a model may
 # write spaces for ever, and still be within the grammar.
 JSON_RULES = {"whitespace_pattern": r"[ \n\t][ \t]{0,39}", "lenient": False}
 INSTALL = "pip install 'martlet[structured]'"
-
-
-class Vocabulary(Protocol):
-    """What grammars ask of a tokenizer."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def eog_ids(self) -> frozenset[int]: ...
-
-    @property
-    def special_ids(self) -> frozenset[int]: ...
-
-    @property
-    def bos_id(self) -> int | None: ...
-
-    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]: ...
-
-    def token_bytes(self, token_id: int, *, special: bool = False) -> bytes: ...
 
 
 # ---- grammars as text: Lark, with `start` as the answer ------------------------------------------
@@ -87,7 +68,7 @@ def literal(text: str) -> str:
 class Grammars:
     """Compiles grammars for one model. From any thread; the vocabulary is laid out at the first."""
 
-    def __init__(self, tokenizer: Vocabulary) -> None:
+    def __init__(self, tokenizer: WritableVocabulary) -> None:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
         self._laid_out: Any = None
@@ -176,7 +157,7 @@ def _library(field: str) -> Any:
         ) from None
 
 
-def _lay_out(library: Any, tokenizer: Vocabulary) -> Any:
+def _lay_out(library: Any, tokenizer: WritableVocabulary) -> Any:
     if not tokenizer.eog_ids:
         raise ModelError("the model has no end-of-generation token, so no grammar can end")
     wrapper = library.TokenizerWrapper(_Words(tokenizer))
@@ -188,7 +169,7 @@ def _lay_out(library: Any, tokenizer: Vocabulary) -> Any:
 class _Words:
     """The vocabulary under the names the library looks for."""
 
-    def __init__(self, tokenizer: Vocabulary) -> None:
+    def __init__(self, tokenizer: WritableVocabulary) -> None:
         self.special_token_ids = sorted(tokenizer.special_ids | tokenizer.eog_ids)
         self.eos_token_id, self.bos_token_id = min(tokenizer.eog_ids), tokenizer.bos_id
         self.tokens = [
