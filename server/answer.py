@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from ..runtime.events import Event, FinishEvent, PromptEvent, TokenEvent, TokenLogprob
+from ..runtime.pooling import Hidden
 from .parts import CallPiece, Part
 from .reasoning import Splitter, TextPart
 from .tool_reader import CallReader
@@ -40,6 +41,8 @@ class Choice:
     tokens: list[TokenEvent] = field(default_factory=list)
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     """Of each prompt token but the first, where they were asked for."""
+    embedding: Hidden | None = None
+    """The prompt as a vector, where that was asked for."""
     finish: FinishEvent | None = None
 
     def add(self, event: Event) -> list[Part]:
@@ -47,7 +50,7 @@ class Choice:
         if isinstance(event, TokenEvent):
             self.tokens.append(event)
         elif isinstance(event, PromptEvent):
-            self.prompt_logprobs = event.logprobs
+            self.prompt_logprobs, self.embedding = event.logprobs, event.embedding
         else:
             self.finish = event
         if self.splitter is None and self.reader is None:

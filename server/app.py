@@ -7,22 +7,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 
 from ..runtime.errors import MartletError
 from ..runtime.grammar import Grammars
 from ..runtime.tokenizer import Tokenizer
-from . import anthropic, ollama, openai_routes, tokens
+from . import anthropic, embeddings, ollama, ollama_embed, openai_routes, tokens
 from .access_log import AccessLog
 from .bridge import EngineLike
 from .chat import ChatTemplate
+from .connection import ClientGone
 from .errors import SERVER_FAULT, ApiError, fault, from_typed
 from .facts import ModelFacts
-from .generate import Route, generate
+from .generate import CLIENT_GONE, generate
 from .guard import Guard
 from .lifecycle import Gate, Lifecycle
 from .metrics import Metrics
@@ -72,7 +75,7 @@ def create_app(
     add_errors(app)
     add_status_routes(app, service)
     add_page(app)
-    _add_generating_routes(app, service)
+    _add_answering_routes(app, service)
     anthropic.add_routes(app, service)
     ollama.add_routes(app, service)
     tokens.add_routes(app, service)
@@ -100,30 +103,35 @@ def add_doors(app: FastAPI, options: ServerOptions, lifecycle: Lifecycle) -> Non
         app.add_middleware(AccessLog, log=options.log, has_prompts=options.log_prompts)
 
 
-def _add_generating_routes(app: FastAPI, service: Service) -> None:
-    routes = {
-        **openai_routes.ROUTES,
-        **anthropic.ROUTES,
-        **ollama.ROUTES,
+Answerer = Callable[[Request], Awaitable[Response]]
+
+
+def _add_answering_routes(app: FastAPI, service: Service) -> None:
+    routes = {**openai_routes.ROUTES, **anthropic.ROUTES, **ollama.ROUTES}
+    answerers: dict[str, Answerer] = {
+        **{path: partial(generate, service, route) for path, route in routes.items()},
+        embeddings.PATH: partial(embeddings.embed, service),
+        "/api/embed": partial(ollama_embed.embed, service),
+        "/api/embeddings": partial(ollama_embed.embeddings, service),
     }
-    for path, route in routes.items():
-        app.post(path, response_model=None)(_endpoint(service, path, route))
+    for path, answerer in answerers.items():
+        app.post(path, response_model=None)(_endpoint(service, path, answerer))
 
 
-def _endpoint(
-    service: Service, path: str, route: Route
-) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(service: Service, path: str, answerer: Answerer) -> Answerer:
     async def endpoint(request: Request) -> Response:
-        response = await _answer(service, route, request)
+        response = await _answer(answerer, request)
         service.metrics.count_answer(path, response.status_code)
         return response
 
     return endpoint
 
 
-async def _answer(service: Service, route: Route, request: Request) -> Response:
+async def _answer(answerer: Answerer, request: Request) -> Response:
     try:
-        return await generate(service, route, request)
+        return await answerer(request)
+    except (ClientGone, ClientDisconnect):
+        return Response(status_code=CLIENT_GONE)
     except MartletError as error:
         problem = from_typed(error)
     except ApiError as error:

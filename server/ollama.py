@@ -58,8 +58,6 @@ ROUTES = {
 
 ONE_MODEL = "this server has the one model it was started with"
 NOT_HERE = {
-    ("POST", "/api/embed"): "embeddings are not supported yet",
-    ("POST", "/api/embeddings"): "embeddings are not supported yet",
     ("POST", "/api/pull"): f"{ONE_MODEL}; fetch others with `martlet pull MODEL`",
     ("POST", "/api/push"): f"{ONE_MODEL} and uploads nothing; use `hf upload`",
     ("POST", "/api/create"): f"{ONE_MODEL}; give `martlet serve` the path of a GGUF file",

@@ -42,15 +42,15 @@ def _biases(value: Any) -> Any:
         raise ValueError("keys must be token ids") from None
 
 
-def _prompts(value: Any) -> Any:
+def prompt_list(value: Any, most: int = MAX_PROMPTS) -> Any:
     """Every allowed form as a list of prompts, each a string or a list of ids."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
         raise ValueError("must be a string, a list of strings, a list of ids or a list of those")
     prompts = [value] if type(value[0]) is int else value
-    if len(prompts) > MAX_PROMPTS:
-        raise ValueError(f"{len(prompts)} prompts, at most {MAX_PROMPTS} in one request")
+    if len(prompts) > most:
+        raise ValueError(f"{len(prompts)} prompts, at most {most} in one request")
     kinds = {str if isinstance(p, str) else list if _is_ids(p) else None for p in prompts}
     if None in kinds or len(kinds) > 1:
         raise ValueError("must hold only strings, or only token ids, or only lists of token ids")
@@ -222,7 +222,7 @@ class ChatRequest(Generation, ToolFields):
 
 
 class CompletionRequest(Generation):
-    prompt: Annotated[list[Any], BeforeValidator(_prompts)]
+    prompt: Annotated[list[Any], BeforeValidator(prompt_list)]
     max_tokens: Count | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool = False

@@ -22,6 +22,12 @@ def unfinished(choice: Choice) -> ApiError:
 
 async def collect(job: Job, writer: Writer, choices: Sequence[Choice], patience: Patience) -> Json:
     """The body of a non-streamed answer. Raises ApiError."""
+    await finished(job, choices, patience)
+    return writer.body()
+
+
+async def finished(job: Job, choices: Sequence[Choice], patience: Patience) -> None:
+    """Until all choices are whole. Raises ApiError."""
     try:
         async for batch in job.batches(Patience(ping_s=0, stall_s=patience.stall_s)):
             for arrival in batch:
@@ -31,7 +37,6 @@ async def collect(job: Job, writer: Writer, choices: Sequence[Choice], patience:
                     raise unfinished(choice)
     except (EngineStalled, SlowReader) as error:
         raise stalled(error) from None
-    return writer.body()
 
 
 async def stream(

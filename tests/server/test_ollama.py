@@ -281,11 +281,9 @@ def test_what_this_server_does_not_do_is_said_in_words(
     assert method == "HEAD" or error_of(answer).startswith("/api/")
 
 
-def test_pull_and_embed_raise_in_the_client(client: ollama.Client) -> None:
+def test_pull_raises_in_the_client(client: ollama.Client) -> None:
     with pytest.raises(ollama.ResponseError, match="martlet pull"):
         client.pull("other")
-    with pytest.raises(ollama.ResponseError, match="embeddings are not supported yet"):
-        client.embed("tiny", "hi")
 
 
 def test_failure_in_mid_stream_raises_in_the_client() -> None:
