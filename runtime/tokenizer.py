@@ -19,7 +19,7 @@ from typing import Any
 
 from .errors import FileFormatError, UnsupportedError
 from .tokenizer_families import FAMILIES, Encoder, Family
-from .tokenizer_special import SpecialMatcher, find_eog, is_markup, space_eaters
+from .tokenizer_special import SpecialMatcher, find_eog, find_fim, is_markup, space_eaters
 from .tokenizer_vocab import TokenType, Vocab, flag, read_vocab, role_id
 
 _LOG = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ class Tokenizer:
         self.eos_id = role_id(metadata, "eos", vocab, default=family.eos)
         self.sep_id = role_id(metadata, "seperator", vocab)  # spelt so in the format
         self.pad_id = role_id(metadata, "padding", vocab)
+        self.fim = find_fim(vocab, metadata)
         self.add_bos = family.forces_bos or flag(
             metadata, "add_bos_token", family.adds_bos(metadata)
         )

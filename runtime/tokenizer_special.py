@@ -6,7 +6,7 @@ match. Must not know: merges, scores, streaming. Called by tokenizer.py.
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from .tokenizer_vocab import TokenType, Vocab, role_id
 
@@ -32,6 +32,18 @@ EOG_EXCEPTIONS = (
 )
 EOG_ROLES = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 
+# Roles of the three marks around a gap, as files name them now and as they used to.
+FIM_ROLES = (("fim_pre", "fim_suf", "fim_mid"), ("prefix", "suffix", "middle"))
+
+
+class FimTokens(NamedTuple):
+    """What a model trained to fill a gap wants before the text's beginning, its end, the gap."""
+
+    prefix: int
+    suffix: int
+    middle: int
+
+
 _ALWAYS_MARKUP = re.compile(
     r"<\|.*>|<.*\|>|<(?:start|end)_of_\w+>|\[PAD\d+\]|\[multimodal\]", re.DOTALL
 )
@@ -51,6 +63,16 @@ def find_eog(vocab: Vocab, metadata: Mapping[str, Any], eos_id: int | None) -> f
     harmless = {by_text.get(text) for present, text in EOG_EXCEPTIONS if present <= by_text.keys()}
     ends = (by_role | set(by_text.values())) - harmless | {eos_id}
     return frozenset(id_ for id_ in ends if id_ is not None)
+
+
+def find_fim(vocab: Vocab, metadata: Mapping[str, Any]) -> FimTokens | None:
+    """The marks that the file names; all three or none."""
+    for roles in FIM_ROLES:
+        ids = [role_id(metadata, role, vocab) for role in roles]
+        found = [id_ for id_ in ids if id_ is not None]
+        if len(found) == len(roles):
+            return FimTokens(*found)
+    return None
 
 
 def is_markup(text: str, chat_template: str | None) -> bool:

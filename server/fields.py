@@ -67,7 +67,7 @@ REFUSED: Mapping[str, Refused] = {
     "echo": Refused("belongs to /v1/completions", (False,)),
     "top_logprobs": Refused("belongs to /v1/chat/completions; here logprobs is the number"),
     "best_of": Refused("belongs to /v1/completions; use n", (1,)),
-    "suffix": Refused("filling in the middle is not supported yet", ("",)),
+    "suffix": Refused("belongs to /v1/completions", ("",)),
     "use_beam_search": Refused(SAMPLER, (False,)),
     "length_penalty": Refused(SAMPLER, (1, 1.0)),
     "typical_p": Refused(SAMPLER, (1, 1.0)),

@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request
 from .errors import ApiError
 from .facts import ModelFacts
 from .generate import Route, read_request
+from .infill import infill_ids
 from .ollama_schema import OllamaChat, OllamaGenerate, OllamaShow
 from .ollama_writer import OllamaWriter, chat_piece, generate_piece, rfc3339
 from .service import Prompt, Service, chat_prompt
@@ -37,12 +38,14 @@ def generate_prompts(service: Service, request: OllamaGenerate) -> list[Prompt]:
     request.check_context(service.context)
     if not request.prompt:
         return []
-    if request.raw or service.template is None:
+    if request.suffix or request.raw or service.template is None:
         if request.system:
             raise ApiError(400, "system: a raw prompt has no place for it", param="system")
         if request.think:
             raise ApiError(400, "think: a raw prompt says so itself", param="think")
         tokenizer = service.tokenizer
+        if request.suffix:
+            return [Prompt(infill_ids(tokenizer, request.prompt, request.suffix))]
         return [Prompt(tokenizer.encode(request.prompt, add_special=True, parse_special=True))]
     said = (("system", request.system), ("user", request.prompt))
     messages = [{"role": role, "content": content} for role, content in said if content]
@@ -145,7 +148,11 @@ def shown(service: Service) -> dict[str, Any]:
             f"{facts.arch}.context_length": service.context or facts.context_train,
             f"{facts.arch}.embedding_length": facts.dim,
         },
-        "capabilities": ["completion", *(["thinking"] if thinks else [])],
+        "capabilities": [
+            "completion",
+            *(["thinking"] if thinks else []),
+            *(["insert"] if service.tokenizer.fim else []),
+        ],
     }
 
 

@@ -57,7 +57,7 @@ REQUEST = FieldRules(
         "tools": Refused(TOOLS, ([],)),
         "images": Refused(MEDIA, ([],)),
         "template": Refused(OWN_TEMPLATE, ("",)),
-        "suffix": Refused("filling in the middle is not supported yet", ("",)),
+        "suffix": Refused("belongs to /api/generate", ("",)),
         "context": Refused("use /api/chat, which takes the messages before", ([],)),
         "truncate": Refused(NEVER_CUT, (False,)),
         "shift": Refused(NEVER_CUT, (False,)),
@@ -186,6 +186,7 @@ class OllamaChat(OllamaRequest):
 
 class OllamaGenerate(OllamaRequest):
     prompt: str = ""
+    suffix: str = ""
     system: str = ""
     raw: bool = False
 

@@ -9,6 +9,7 @@ from functools import partial
 
 from .errors import refused
 from .generate import Route
+from .infill import infill_ids
 from .openai_writer import OpenAiWriter
 from .responses_schema import ResponsesRequest
 from .responses_writer import ResponsesWriter
@@ -41,14 +42,19 @@ def chat_prompts(service: Service, request: ChatRequest) -> list[Prompt]:
 def completion_prompts(service: Service, request: CompletionRequest) -> list[Prompt]:
     tokenizer = service.tokenizer
     prompts = []
+    if request.suffix and request.echo:
+        raise refused("echo: a prompt with a suffix is not echoed", param="echo")
     for given in request.prompt:
-        if isinstance(given, str):
+        if not isinstance(given, str):
+            for token_id in given:
+                check_token_id(token_id, tokenizer.vocab_size, "prompt")
+        if request.suffix:
+            prompts.append(Prompt(infill_ids(tokenizer, given, request.suffix)))
+        elif isinstance(given, str):
             ids = tokenizer.encode(given, add_special=True, parse_special=True)
             prompts.append(Prompt(ids, given if request.echo else ""))
-            continue
-        for token_id in given:
-            check_token_id(token_id, tokenizer.vocab_size, "prompt")
-        prompts.append(Prompt(given, tokenizer.decode(given) if request.echo else ""))
+        else:
+            prompts.append(Prompt(given, tokenizer.decode(given) if request.echo else ""))
     return prompts
 
 

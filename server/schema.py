@@ -226,6 +226,7 @@ class CompletionRequest(Generation):
     max_tokens: Count | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool = False
+    suffix: str = ""
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
 
     @property
