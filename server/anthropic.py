@@ -35,10 +35,11 @@ def effort(service: Service, request: Conversation) -> tuple[str | None, str]:
 
 
 ROUTES = {"/v1/messages": Route(MessagesRequest, prompts, AnthropicWriter, "msg_")}
+COUNT_TOKENS = "/v1/messages/count_tokens"
 
 
 def add_routes(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/messages/count_tokens")
+    @app.post(COUNT_TOKENS)
     async def count_tokens(request: Request) -> dict[str, Any]:
         body = await request.body()
 

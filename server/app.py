@@ -36,6 +36,16 @@ from .status import add_status_routes
 
 log = logging.getLogger(__name__)
 
+GENERATING = {**openai_routes.ROUTES, **anthropic.ROUTES, **ollama.ROUTES}
+EMBEDDING = {
+    embeddings.PATH: embeddings.embed,
+    "/api/embed": ollama_embed.embed,
+    "/api/embeddings": ollama_embed.embeddings,
+}
+_POSTS = [*GENERATING, *EMBEDDING, *tokens.ROUTES, anthropic.COUNT_TOKENS, ollama.SHOW]
+NEEDS_MODEL = {**dict.fromkeys(_POSTS, "POST"), tokens.INFO: "GET"}
+"""Paths and methods of what no server can answer without the model itself."""
+
 
 def create_app(
     engine: EngineLike,
@@ -78,6 +88,7 @@ def create_app(
     _add_answering_routes(app, service)
     anthropic.add_routes(app, service)
     ollama.add_routes(app, service)
+    ollama.add_fixed_routes(app)
     tokens.add_routes(app, service)
     app.state.service = service
     if lifecycle is None:
@@ -107,12 +118,9 @@ Answerer = Callable[[Request], Awaitable[Response]]
 
 
 def _add_answering_routes(app: FastAPI, service: Service) -> None:
-    routes = {**openai_routes.ROUTES, **anthropic.ROUTES, **ollama.ROUTES}
     answerers: dict[str, Answerer] = {
-        **{path: partial(generate, service, route) for path, route in routes.items()},
-        embeddings.PATH: partial(embeddings.embed, service),
-        "/api/embed": partial(ollama_embed.embed, service),
-        "/api/embeddings": partial(ollama_embed.embeddings, service),
+        **{path: partial(generate, service, route) for path, route in GENERATING.items()},
+        **{path: partial(embed, service) for path, embed in EMBEDDING.items()},
     }
     for path, answerer in answerers.items():
         app.post(path, response_model=None)(_endpoint(service, path, answerer))

@@ -59,6 +59,8 @@ ROUTES = {
     ),
 }
 
+SHOW = "/api/show"
+
 ONE_MODEL = "this server has the one model it was started with"
 NOT_HERE = {
     ("POST", "/api/pull"): f"{ONE_MODEL}; fetch others with `martlet pull MODEL`",
@@ -71,11 +73,18 @@ NOT_HERE = {
 }
 
 
-def add_routes(app: FastAPI, service: Service) -> None:
+def add_fixed_routes(app: FastAPI) -> None:
+    """What is answered alike whatever models there are."""
+
     @app.api_route("/api/version", methods=["GET", "HEAD"])
     async def version() -> dict[str, str]:
         return {"version": API_VERSION}
 
+    for (method, path), reason in NOT_HERE.items():
+        app.add_api_route(path, refusal(f"{path}: {reason}"), methods=[method])
+
+
+def add_routes(app: FastAPI, service: Service) -> None:
     @app.api_route("/api/tags", methods=["GET", "HEAD"])
     async def tags() -> dict[str, Any]:
         return {"models": [listed(service.facts, name) for name in service.names]}
@@ -84,15 +93,12 @@ def add_routes(app: FastAPI, service: Service) -> None:
     async def ps() -> dict[str, Any]:
         return {"models": [running(service)]}
 
-    @app.post("/api/show")
+    @app.post(SHOW)
     async def show(request: Request) -> dict[str, Any]:
         asked, _ = read_request(service, OllamaShow, await request.body())
         assert isinstance(asked, OllamaShow)
         service.check_name(asked.name)
         return shown(service)
-
-    for (method, path), reason in NOT_HERE.items():
-        app.add_api_route(path, refusal(f"{path}: {reason}"), methods=[method])
 
 
 def refusal(message: str) -> Callable[[], Any]:

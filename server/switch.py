@@ -17,11 +17,12 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
+from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from ..runtime.errors import MartletError
 from . import ollama
-from .app import add_doors, add_errors
+from .app import NEEDS_MODEL, add_doors, add_errors
 from .errors import ApiError, from_typed
 from .options import ServerOptions
 from .page import add_page
@@ -35,13 +36,15 @@ def create_shelf_app(shelf: Shelf, options: ServerOptions) -> FastAPI:
     add_page(app)
     _add_models(app, shelf)
     _add_health(app, shelf)
-    app.mount("/", Switch(shelf))
+    ollama.add_fixed_routes(app)
+    switch = Switch(shelf)
+    app.router.routes += [Route(path, switch, methods=[m]) for path, m in NEEDS_MODEL.items()]
     add_doors(app, options, shelf.lifecycle)
     return app
 
 
 class Switch:
-    """ASGI: what the routes before it do not know is for the model that the body names."""
+    """ASGI: hands a request to the application of the model that its body names."""
 
     def __init__(self, shelf: Shelf) -> None:
         self._shelf = shelf

@@ -144,13 +144,14 @@ ROUTES: dict[str, tuple[type[Addressed], Answer]] = {
     "/tokenize": (TokenizeRequest, tokenized),
     "/detokenize": (DetokenizeRequest, detokenized),
 }
+INFO = "/tokenizer_info"
 
 
 def add_routes(app: FastAPI, service: Service) -> None:
     for path, (kind, answer) in ROUTES.items():
         app.post(path, response_model=None)(_endpoint(service, kind, answer))
 
-    @app.get("/tokenizer_info")
+    @app.get(INFO)
     async def info() -> dict[str, Any]:
         return tokenizer_info(service)
 

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from fastapi import FastAPI
 from martlet.runtime.errors import ModelError
 from martlet.server.app import create_app
 from martlet.server.facts import ModelFacts
@@ -20,6 +21,7 @@ from martlet.server.options import ServerOptions
 from martlet.server.shelf import Loaded, Place, Shelf
 from martlet.server.switch import create_shelf_app
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.routing import Route
 
 from .scripted_engine import ScriptedEngine, assert_refused, running_app, says, wait_until
 
@@ -97,6 +99,40 @@ def test_all_dialects_pick_their_model() -> None:
         official = openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="none")
         chunks = official.completions.create(model="a", prompt="hi", stream=True)
         assert "".join(chunk.choices[0].text for chunk in chunks) == "I am a"
+
+
+def test_a_shelf_has_the_routes_of_its_models() -> None:
+    def routes(app: FastAPI) -> set[tuple[str, str]]:
+        each = [route for route in app.routes if isinstance(route, Route)]
+        return {(route.path, method) for route in each for method in route.methods or ()}
+
+    models = Models()
+    place = models.place("a")
+    missing = routes(place.load(Lifecycle()).app) - routes(
+        create_shelf_app(Shelf([place]), ServerOptions())
+    )
+    assert not missing
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/favicon.ico", 404),
+        ("POST", "/v1/nothing", 404),
+        ("GET", PATH, 405),
+        ("GET", "/api/version", 200),
+        ("POST", "/api/pull", 400),
+    ],
+)
+def test_what_needs_no_model_loads_none(method: str, path: str, status: int) -> None:
+    models = Models()
+    with serving(models) as client:
+        assert client.request(method, path, json={}).status_code == status
+        assert not models.loads
+        upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+        key = {"Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA=="}
+        assert 400 <= client.get(path, headers=upgrade | key).status_code < 500
+        assert not models.loads
 
 
 def test_lists_tell_all_models_and_which_are_loaded() -> None:
