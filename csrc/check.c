@@ -80,7 +80,7 @@ static int check_linear(const mt_plan *p, const mt_op *op, const mt_buffer *out)
         const mt_tensor *w = matrix_of(p, op->w[s], in->width);
         if (!w) return 0;
         const int is_float = mt_layout_of(w->format)->codes == MT_CODES_FLOAT;
-        if (is_float && in->kind != MT_BUF_F32) return 0;
+        if (is_float && in->kind == MT_BUF_Q8) return 0;
         if (op->w[3 + s] >= 0 && !is_vector(p, op->w[3 + s], MT_F32, w->rows)) return 0;
         width += w->rows;
     }
@@ -98,7 +98,7 @@ static int check_linear_glu(const mt_plan *p, const mt_op *op, const mt_buffer *
     if (op->flags || (op->in[1] >= 0 && !is_rest(p, op->in[1], in))) return 0;
     for (int w = 0; w < 2; w++) {
         const mt_layout *f = mt_layout_of(p->tensors[op->w[w]].format);
-        if (f->codes == MT_CODES_FLOAT && in->kind != MT_BUF_F32) return 0;
+        if (f->codes == MT_CODES_FLOAT && in->kind == MT_BUF_Q8) return 0;
         if (op->w[2 + w] >= 0 && !is_vector(p, op->w[2 + w], MT_F32, gate->rows)) return 0;
     }
     return 1;
@@ -168,7 +168,7 @@ static int check_op(const mt_plan *p, const mt_op *op) {
         return same_rows(in, any, any->width) && op->i[0] > 0 && any->width % op->i[0] == 0 &&
                is_norm_weight(p, op->w[0], op->i[0], any->width) &&
                (out || !(op->flags & MT_FLAG_ACCUMULATE));
-    case MT_OP_QUANTIZE: return any->kind == MT_BUF_Q8 && same_rows(in, any, any->width);
+    case MT_OP_QUANTIZE: return any->kind != MT_BUF_F32 && same_rows(in, any, any->width);
     case MT_OP_LINEAR: return check_linear(p, op, any);
     case MT_OP_LINEAR_GLU: return check_linear_glu(p, op, any);
     case MT_OP_ROPE_TABLE:
@@ -193,8 +193,8 @@ static int check_shape(const mt_buffer *b) {
     if (b->is_logits && (b->is_logits != 1 || b->kind != MT_BUF_F32 || b->rows != MT_ROWS_OUT))
         return 0;
     if (b->kind == MT_BUF_F32) return b->row_bytes == 4 * (int64_t)b->width;
-    return b->kind == MT_BUF_Q8 && b->width % MT_BLOCK == 0 &&
-           b->row_bytes == (int64_t)mt_q8_row_bytes(b->width);
+    return (b->kind == MT_BUF_Q8 || b->kind == MT_BUF_BF16) && b->width % MT_BLOCK == 0 &&
+           b->row_bytes == (int64_t)mt_block_row_bytes(b->width);
 }
 
 static int check_place(const mt_plan *p, const mt_buffer *b) {

@@ -73,6 +73,7 @@ static size_t scratch_layout(mt_engine *e, mt_scratch *s, uint8_t *base) {
                  {(void **)&s->unpacked.scales, MT_K_BLOCKS * 64 * sizeof(float)},
                  {(void **)&s->unpacked.mins, MT_K_BLOCKS * 64 * sizeof(float)},
                  {(void **)&s->acc, MT_COL_CHUNK * MT_TILE_ROWS * sizeof(float)},
+                 {(void **)&s->rows, MT_FLOAT_ROWS * MT_K_FLOATS * sizeof(float)},
                  {(void **)&s->row, widest * sizeof(float)},
                  {(void **)&s->attn, MT_ATTN_SCRATCH * sizeof(float)},
                  {(void **)&s->q, MT_ATTN_MAX_ROWS * head_dim * sizeof(float)},

@@ -12,6 +12,7 @@
 enum {
     MT_K_BLOCKS = 16,     /* blocks of 32 columns unpacked at a time: 16 KB of codes */
     MT_K_FLOATS = 128,    /* columns of float weights widened at a time */
+    MT_FLOAT_ROWS = 24,   /* float rows multiplied at a time: 12 KB of 128 columns */
     MT_COL_CHUNK = 252,   /* activation rows of one work item: 42 passes of 6 */
     MT_GLU_CHUNK = 512,   /* values of one work item of an activation */
     MT_TILE_RUN = 4,      /* neighbouring tiles of weights that a thread reads in one go */
@@ -45,6 +46,7 @@ typedef struct mt_scratch {
     mt_unpacked unpacked; /* MT_K_BLOCKS blocks */
     float *wide;          /* (MT_K_FLOATS, 32) widened weights */
     float *acc;           /* (MT_COL_CHUNK, 32) */
+    float *rows;          /* (MT_FLOAT_ROWS, MT_K_FLOATS) widened activations */
     float *row;           /* (widest buffer) */
     float *attn;          /* MT_ATTN_SCRATCH floats */
     float *q;             /* (MT_ATTN_MAX_ROWS, head_dim) query vectors of an item */
@@ -118,10 +120,12 @@ static inline mt_q8_block *mt_row_q8(const mt_engine *e, int32_t id, int row) {
 }
 /* Rounds n values, which become the blocks from `block` on of a row of the op's output; where the
  * plan wants what that leaves over, this too. */
-static inline void mt_store_q8(const mt_engine *e, const mt_op *op, int row, int block,
-                               const float *x, int n, size_t stride) {
-    mt_q8_block *rest = op->out_rest >= 0 ? mt_row_q8(e, op->out_rest, row) + block : NULL;
-    e->kernels->quantize(x, n, stride, mt_row_q8(e, op->out, row) + block, rest);
+static inline void mt_store_blocks(const mt_engine *e, const mt_op *op, int row, int block,
+                                   const float *x, int n, size_t stride) {
+    const size_t at = (size_t)block * MT_BLOCK_BYTES;
+    e->kernels->round[e->buffers[op->out].kind](
+        x, n, stride, mt_row(e, op->out, row) + at,
+        op->out_rest >= 0 ? mt_row(e, op->out_rest, row) + at : NULL);
 }
 
 /* Whether an op of the plan multiplies by this tensor; no tensor is both matrix and vector. */

@@ -130,12 +130,15 @@ typedef struct mt_q8_block {
     float dh[2];    /* d * sum of each half */
     int32_t pad;
 } mt_q8_block;
-_Static_assert(sizeof(mt_q8_block) == 64, "an activation block is one cache line");
+enum { MT_BLOCK_BYTES = 64 };
+_Static_assert(sizeof(mt_q8_block) == MT_BLOCK_BYTES, "an activation block is one cache line");
 
-/* An odd number of cache lines: rows a power of two apart would fight for the same few of the
+/* Rows of blocks: 32 values are one cache line, an mt_q8_block or 32 halves of floats (bf16).
+ *
+ * An odd number of cache lines: rows a power of two apart would fight for the same few of the
  * first-level cache. */
-static inline size_t mt_q8_row_bytes(int64_t width) {
-    return ((size_t)width / MT_BLOCK | 1) * sizeof(mt_q8_block);
+static inline size_t mt_block_row_bytes(int64_t width) {
+    return ((size_t)width / MT_BLOCK | 1) * MT_BLOCK_BYTES;
 }
 
 #endif

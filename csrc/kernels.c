@@ -37,7 +37,7 @@ const mt_kernels MT_TABLE_NAME(MT_ISA) = {
     .unpack_float = unpack_float,
     .widen = widen_blocks,
     .mm_f32 = mm_f32,
-    .quantize = quantize,
+    .round = {[MT_BUF_Q8] = quantize, [MT_BUF_BF16] = round_bf16},
     .norm = norm,
     .glu = glu,
     .rotate = rotate,

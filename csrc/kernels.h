@@ -4,6 +4,7 @@
 #define MT_KERNELS_H
 
 #include "formats.h"
+#include "martlet.h"
 
 enum { MT_DIRECT_COLS = 6 }; /* of the widest tile */
 
@@ -76,8 +77,10 @@ typedef struct mt_kernels {
     /* acc[column][32] += w[k][32] * x[column][k], k ascending. */
     void (*mm_f32)(const float *w, int n, const float *x, size_t x_stride, int n_cols, float *acc);
 
-    /* Blocks of x, out_stride bytes apart; in `rest`, where it is not NULL, those of x - out. */
-    void (*quantize)(const float *x, int n, size_t out_stride, mt_q8_block *out, mt_q8_block *rest);
+    /* x as blocks of a kind of buffer, out_stride bytes apart; in `rest`, where it is not NULL, those
+     * of x - out. Of MT_BUF_Q8 and MT_BUF_BF16, which has no rest. */
+    void (*round[MT_N_BUFFER_KINDS])(const float *x, int n, size_t out_stride, void *out,
+                                     void *rest);
     /* Per group: out (+)= weight * x / sqrt(mean(x^2) + eps); weight: NULL or one group or n. */
     void (*norm)(const float *x, const float *weight, int weight_len, int n, int group, float eps,
                  int accumulate, float *out);

@@ -65,14 +65,22 @@ static void quantize_blocks(const float *x, int n, size_t stride, mt_q8_block *o
     }
 }
 
-static void quantize(const float *x, int n, size_t out_stride, mt_q8_block *out,
-                     mt_q8_block *rest) {
+static void quantize(const float *x, int n, size_t out_stride, void *out, void *rest) {
     float left[16 * 32];
     for (int first = 0; first < n / 32; first += 16) {
         const int count = n / 32 - first < 16 ? n / 32 - first : 16;
         quantize_blocks(x + first * 32, count, out_stride, block_at(out, first, out_stride),
                         rest ? left : NULL);
         if (rest) quantize_blocks(left, count, out_stride, block_at(rest, first, out_stride), NULL);
+    }
+}
+
+static void round_bf16(const float *x, int n, size_t out_stride, void *out, void *rest) {
+    (void)rest;
+    for (int b = 0; b < n / 32; b++) {
+        uint16_t *to = (uint16_t *)(void *)((char *)out + (size_t)b * out_stride);
+        vf_store_bf16(to, vf_load(x + b * 32));
+        vf_store_bf16(to + 16, vf_load(x + b * 32 + 16));
     }
 }
 

@@ -62,7 +62,7 @@ enum mt_op_flag {
     MT_FLAG_ACCUMULATE = 1 /* out += result instead of out = result */
 };
 
-enum mt_buffer_kind { MT_BUF_F32 = 0, MT_BUF_Q8 = 1 };
+enum mt_buffer_kind { MT_BUF_F32 = 0, MT_BUF_Q8 = 1, MT_BUF_BF16 = 2, MT_N_BUFFER_KINDS = 3 };
 /* rows of the step, of its logits, of its hidden states */
 enum mt_row_kind { MT_ROWS_ALL = 0, MT_ROWS_OUT = 1, MT_ROWS_HIDDEN = 2 };
 enum mt_rope_style { MT_ROPE_PAIR = 0, MT_ROPE_HALF = 1 };

@@ -21,16 +21,16 @@ static void run_embed(mt_engine *e, const mt_op *op, int r, mt_scratch *s) {
 static void run_norm(mt_engine *e, const mt_op *op, int r, mt_scratch *s) {
     const mt_buffer *out = &e->buffers[op->out];
     const mt_weight *w = op->w[0] >= 0 ? &e->weights[op->w[0]] : NULL;
-    float *to = out->kind == MT_BUF_Q8 ? s->row : mt_row_f32(e, op->out, r);
+    float *to = out->kind == MT_BUF_F32 ? mt_row_f32(e, op->out, r) : s->row;
     e->kernels->norm(mt_row_f32(e, op->in[0], r), w ? w->values : NULL, w ? (int)w->cols : 0,
                      out->width, op->i[0], op->f[0], op->flags & MT_FLAG_ACCUMULATE, to);
-    if (out->kind == MT_BUF_Q8) mt_store_q8(e, op, r, 0, to, out->width, sizeof(mt_q8_block));
+    if (to == s->row) mt_store_blocks(e, op, r, 0, to, out->width, MT_BLOCK_BYTES);
 }
 
 static void run_quantize(mt_engine *e, const mt_op *op, int r, mt_scratch *s) {
     (void)s;
-    mt_store_q8(e, op, r, 0, mt_row_f32(e, op->in[0], r), e->buffers[op->out].width,
-                sizeof(mt_q8_block));
+    mt_store_blocks(e, op, r, 0, mt_row_f32(e, op->in[0], r), e->buffers[op->out].width,
+                    MT_BLOCK_BYTES);
 }
 
 static int glu_chunks(const mt_buffer *out) {
@@ -46,9 +46,9 @@ static void run_glu(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {
     const int r = item / glu_chunks(out), first = item % glu_chunks(out) * MT_GLU_CHUNK;
     const int n = out->width - first < MT_GLU_CHUNK ? out->width - first : MT_GLU_CHUNK;
     const float *gate = mt_row_f32(e, op->in[0], r) + first;
-    float *to = out->kind == MT_BUF_Q8 ? s->row : mt_row_f32(e, op->out, r) + first;
+    float *to = out->kind == MT_BUF_F32 ? mt_row_f32(e, op->out, r) + first : s->row;
     e->kernels->glu(gate, gate + out->width, n, op->i[0], to);
-    if (out->kind == MT_BUF_Q8) mt_store_q8(e, op, r, first / MT_BLOCK, to, n, sizeof(mt_q8_block));
+    if (to == s->row) mt_store_blocks(e, op, r, first / MT_BLOCK, to, n, MT_BLOCK_BYTES);
 }
 
 static void run_add(mt_engine *e, const mt_op *op, int r, mt_scratch *s) {

@@ -53,7 +53,7 @@ static void view_item(const mt_engine *e, const mt_op *op, int item, float *q, i
     }
 }
 
-/* Writes the heads r, r + 1, ... of one row, quantized where the plan asks for it. */
+/* Writes the heads r, r + 1, ... of one row, rounded where the plan asks for it. */
 static void finish_row(mt_engine *e, const mt_op *op, int item, const item_view *v, int r,
                        const float *o, const float *l, float *scratch) {
     const mt_row_tile tile = e->tiles[item / op->i[1]];
@@ -63,7 +63,7 @@ static void finish_row(mt_engine *e, const mt_op *op, int item, const item_view 
     for (int h = 0; h < v->group; h++)
         e->kernels->attend_finish(o + h * v->kv.v_stride, l[h], dim, to + h * dim);
     if (!is_float)
-        mt_store_q8(e, op, row, col / MT_BLOCK, scratch, v->group * dim, sizeof(mt_q8_block));
+        mt_store_blocks(e, op, row, col / MT_BLOCK, scratch, v->group * dim, MT_BLOCK_BYTES);
 }
 
 typedef struct {

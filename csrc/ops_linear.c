@@ -41,12 +41,26 @@ static void multiply_unpacked(mt_engine *e, const mt_weight *w, const uint8_t *t
     }
 }
 
-/* Float rows: columns k..k + n of the tile are widened, then multiplied in ascending order. */
+/* Columns k..k + n of the rows of a chunk as floats, *stride of them from row to row. */
+static const float *float_rows(mt_engine *e, const row_chunk *c, int64_t k, int n, mt_scratch *s,
+                               size_t *stride) {
+    const mt_buffer *in = &e->buffers[c->in];
+    if (in->kind == MT_BUF_F32) {
+        *stride = (size_t)in->row_bytes / sizeof(float);
+        return mt_row_f32(e, c->in, c->first) + k;
+    }
+    *stride = MT_K_FLOATS;
+    for (int r = 0; r < c->n; r++) /* 32 values at a time, as if they were a column of a tile */
+        e->kernels->unpack_float(MT_BF16, mt_row(e, c->in, c->first + r), k / MT_BLOCK,
+                                 n / MT_BLOCK, s->rows + r * MT_K_FLOATS);
+    return s->rows;
+}
+
+/* Float rows: columns k..k + n of the tile are widened, then multiplied in ascending order with as
+ * many rows at a time as a first-level cache holds. */
 static void multiply_floats(mt_engine *e, const mt_weight *w, const uint8_t *tile,
                             const row_chunk *c, mt_scratch *s, float *acc) {
     const mt_kernels *kernels = e->kernels;
-    const size_t stride = (size_t)e->buffers[c->in].row_bytes / sizeof(float);
-    const float *x = mt_row_f32(e, c->in, c->first);
     for (int64_t k = 0; k < w->cols; k += MT_K_FLOATS) {
         const int run = (int)(w->cols - k < MT_K_FLOATS ? w->cols - k : MT_K_FLOATS);
         if (w->layout->codes == MT_CODES_FLOAT) {
@@ -56,7 +70,13 @@ static void multiply_floats(mt_engine *e, const mt_weight *w, const uint8_t *til
             kernels->unpack(w->layout, tile, k / MT_BLOCK, blocks, tile, 0, &s->unpacked);
             kernels->widen(w->layout, &s->unpacked, blocks, s->wide);
         }
-        kernels->mm_f32(s->wide, run, x + k, stride, c->n, acc);
+        for (int r = 0; r < c->n; r += MT_FLOAT_ROWS) {
+            const int n = c->n - r < MT_FLOAT_ROWS ? c->n - r : MT_FLOAT_ROWS;
+            const row_chunk part = {.in = c->in, .rest = -1, .first = c->first + r, .n = n};
+            size_t stride;
+            const float *x = float_rows(e, &part, k, run, s, &stride);
+            kernels->mm_f32(s->wide, run, x, stride, n, acc + r * MT_TILE_ROWS);
+        }
     }
 }
 
@@ -196,8 +216,8 @@ static void run_glu_tile(mt_engine *e, const mt_op *op, int tile, row_chunk c, m
         return;
     }
     /* the 32 values of a row and tile are one block */
-    mt_store_q8(e, op, c.first, tile, gates, c.n * MT_TILE_ROWS,
-                (size_t)e->buffers[op->out].row_bytes);
+    mt_store_blocks(e, op, c.first, tile, gates, c.n * MT_TILE_ROWS,
+                    (size_t)e->buffers[op->out].row_bytes);
 }
 
 static void run_linear_glu(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {

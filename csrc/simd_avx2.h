@@ -126,6 +126,19 @@ static inline __m256 mt_load_bf16(const uint16_t *p) {
 static inline vf vf_load_bf16(const uint16_t *p) {
     return VF2(mt_load_bf16(p), mt_load_bf16(p + 8));
 }
+static inline __m256i mt_round_bf16(__m256 x) {
+    const __m256i bits = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i nearest =
+        _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    return _mm256_srli_epi32(_mm256_blendv_epi8(nearest, quiet, is_nan), 16);
+}
+static inline void vf_store_bf16(uint16_t *p, vf x) {
+    const __m256i words = _mm256_packus_epi32(mt_round_bf16(x.a), mt_round_bf16(x.b));
+    _mm256_storeu_si256((__m256i *)p, _mm256_permute4x64_epi64(words, 0xd8));
+}
 static inline __m256 mt_load_u8(const uint8_t *p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)));
 }

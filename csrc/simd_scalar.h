@@ -178,6 +178,16 @@ static inline vf vf_load_bf16(const uint16_t *p) {
     }
     return r;
 }
+/* Round to nearest even, overflow to infinity, NaN kept quiet; nothing is too small. */
+static inline void vf_store_bf16(uint16_t *p, vf a) {
+    LANES {
+        uint32_t bits;
+        memcpy(&bits, &a.v[l], 4);
+        const uint32_t nearest = bits + 0x7fffu + ((bits >> 16) & 1);
+        const int is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+        p[l] = (uint16_t)((is_nan ? bits | 0x400000u : nearest) >> 16);
+    }
+}
 static inline vf vf_load_u8(const uint8_t *p) {
     vf r;
     LANES r.v[l] = (float)p[l];

@@ -18,7 +18,7 @@ from .executors import Executor
 from .executors.choice import create_executor
 from .machine import memory
 from .models import record_plan, unused_tensors
-from .ops import KvType
+from .ops import BufferKind, KvType
 from .plan import Plan
 from .tokenizer import Tokenizer
 from .weights import DequantizedWeights, StoredWeights, WeightSource
@@ -67,15 +67,15 @@ def load_model(
     max_rows: int = 256,
     isa: str | None = None,
     kv_type: KvType = KvType.F16,
-    float_activations: bool = False,
+    activations: BufferKind = BufferKind.Q8,
     dequantize: bool = False,
     gives_back: bool = True,
 ) -> Model:
     """Opens a GGUF file (or the set of a shard).
 
     context: tokens of one request at most; kv_bytes: size of the KV pool; max_rows: rows of one
-    step; kv_type: what the cache holds; float_activations: no rounding to int8 before products,
-    slower; dequantize: decode all weights to F32 first, for comparisons; gives_back: layers with a
+    step; kv_type: what the cache holds; activations: what rows are rounded to before products;
+    dequantize: decode all weights to F32 first, for comparisons; gives_back: layers with a
     window keep little more than it, as engines run them. False for those who lay out steps
     themselves.
     """
@@ -87,7 +87,7 @@ def load_model(
         config = ModelConfig.from_metadata(file.metadata, shapes)
         tokenizer = Tokenizer.from_metadata(file.metadata)
         _check_vocabulary(config, tokenizer)
-        plan = record_plan(config, weights, max_rows, float_activations=float_activations)
+        plan = record_plan(config, weights, max_rows, activations=activations)
         _warn_of_unused(plan, weights)
         pool = size_pool(
             plan,

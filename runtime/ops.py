@@ -33,6 +33,11 @@ class OpKind(IntEnum):
 class BufferKind(IntEnum):
     F32 = 0  # (n, width) float32
     Q8 = 1  # (n, width) int8 with one float32 scale per 32 values, see q8_row_bytes
+    BF16 = 2  # (n, width) the upper 16 bits of float32, rounded to nearest even; rows as of Q8
+
+
+# What rows are kept as where they enter a product, as --activations names it.
+ACTIVATIONS = {"int8": BufferKind.Q8, "f32": BufferKind.F32, "bf16": BufferKind.BF16}
 
 
 class RowKind(IntEnum):
@@ -132,7 +137,8 @@ OPS: dict[OpKind, OpSpec] = {
         OpSpec(
             OpKind.QUANTIZE,
             inputs=("x",),
-            meaning="per 32 values: d = max|x| / 127, q = round_half_even(x * (127 / max|x|))",
+            meaning="x in the kind of out. Q8: per 32 values d = max|x| / 127, "
+            "q = round_half_even(x * (127 / max|x|)); BF16: nearest even, NaN stays NaN",
         ),
         OpSpec(
             OpKind.LINEAR,
@@ -140,7 +146,7 @@ OPS: dict[OpKind, OpSpec] = {
             weights=("w0", "w1", "w2", "b0", "b1", "b2"),
             ints=("out_col",),
             meaning="out[:, out_col:] (+)= concat(x @ w0.T + b0, x @ w1.T + b1, x @ w2.T + b2); "
-            "x is Q8 or F32 for block formats, F32 for F32/F16/BF16 weights; a Q8 `rest` is added",
+            "x is Q8 for weights in blocks only, else of any kind; a Q8 `rest` is added",
         ),
         OpSpec(
             OpKind.ROPE_TABLE,
@@ -192,7 +198,7 @@ OPS: dict[OpKind, OpSpec] = {
 
 
 def q8_row_bytes(width: int) -> int:
-    """Bytes from one Q8 row to the next: a 64-byte record (mt_q8_block) per 32 values.
+    """Bytes from one Q8 or BF16 row to the next: a 64-byte record (mt_q8_block) per 32 values.
 
     An odd number of records: rows a power of two apart would fight for the same cache lines.
     """

@@ -47,7 +47,7 @@ class Buffer:
 
     @property
     def row_bytes(self) -> int:
-        return q8_row_bytes(self.width) if self.kind is BufferKind.Q8 else self.width * 4
+        return self.width * 4 if self.kind is BufferKind.F32 else q8_row_bytes(self.width)
 
 
 @dataclass
@@ -178,7 +178,6 @@ class Plan:
         attributes = [f"{k}={v}" for k, v in zip(spec.ints, op.ints, strict=True)]
         attributes += [f"{k}={v:.6g}" for k, v in zip(spec.floats, op.floats, strict=True)]
         sign = "+=" if op.accumulate else "="
-        kinds = {BufferKind.F32: "f32", BufferKind.Q8: "q8"}
-        writes = ", ".join(f"{b.name}:{kinds[b.kind]}[{b.width}]" for b in outs)
+        writes = ", ".join(f"{b.name}:{b.kind.name.lower()}[{b.width}]" for b in outs)
         args = ", ".join(reads + attributes)
         return f"{writes} {sign} {op.kind.name.lower()}({args})"

@@ -34,14 +34,16 @@ class PlanBuilder:
 
     weights: WeightShapes
     max_rows: int
-    float_activations: bool = False  # block formats take float rows too: slower, no rounding
+    activations: BufferKind = BufferKind.Q8  # rows of products; floats are slower, and exacter
     ops: list[Op] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
     tensors: list[PlanTensor] = field(default_factory=list)
     kv_layers: list[KvLayer] = field(default_factory=list)
     hidden: int = -1  # the buffer of wanted hidden states
     _tensor_ids: dict[str, int] = field(default_factory=dict)
-    _quantized: dict[int, Op] = field(default_factory=dict)  # f32 buffer -> what made its q8 twin
+    _quantized: dict[int, Op] = field(
+        default_factory=dict
+    )  # f32 buffer -> what made its rounded twin
 
     # -- names ------------------------------------------------------------------------------
 
@@ -107,25 +109,26 @@ class PlanBuilder:
         )
 
     def quantize(self, x: int, *, precise: bool = False) -> tuple[int, int]:
-        """x in one plane or two; the second is -1 where nobody asked for it. Made once, and kept
-        until x changes."""
+        """x rounded, in one plane or, where it is Q8 and asked for, in two; else the second is -1.
+        Made once, and kept until x changes."""
+        precise = precise and self.activations is BufferKind.Q8
         if x not in self._quantized:
-            self._quantized[x] = op = Op(OpKind.QUANTIZE, self._plane(x, "q8"), inputs=(x,))
+            self._quantized[x] = op = Op(OpKind.QUANTIZE, self._plane(x), inputs=(x,))
             self._record(op)
         op = self._quantized[x]
         if precise and op.out_rest < 0:
             op.out_rest = self._plane(x, "rest")
         return op.out, op.out_rest if precise else -1
 
-    def _plane(self, x: int, suffix: str) -> int:
+    def _plane(self, x: int, suffix: str = "") -> int:
         source = self.buffers[x]
         if source.width % Q8_BLOCK:
             raise ModelError(
-                f"rows of {source.width} values cannot be quantized in blocks of {Q8_BLOCK}; "
+                f"rows of {source.width} values cannot be rounded in blocks of {Q8_BLOCK}; "
                 "convert the model with F16 weights"
             )
-        name = f"{source.name.split('.')[0]}_{suffix}"
-        return self._buffer(name, source.width, BufferKind.Q8, source.rows)
+        name = f"{source.name.split('.')[0]}_{suffix or self.activations.name.lower()}"
+        return self._buffer(name, source.width, self.activations, source.rows)
 
     def linear(
         self,
@@ -138,7 +141,7 @@ class PlanBuilder:
         logits: bool = False,
         precise: bool = False,
     ) -> int:
-        """Stacked products x @ w.T (+ b); x is quantized where the weights are in blocks.
+        """Stacked products x @ w.T (+ b); x is rounded where the weights take that.
 
         Neighbouring weights of one kind become one op, so mixed files record one op per run.
         precise: x is held in two Q8 planes, the second for what the first left, 15 bits in all.
@@ -174,7 +177,12 @@ class PlanBuilder:
         return out
 
     def _takes_floats(self, weight: int) -> bool:
-        return self.float_activations or self.tensors[weight].format in FLOAT_FORMATS
+        """Float weights never meet int8, nor, where rows are no whole blocks, any rounding."""
+        if self.activations is BufferKind.F32:
+            return True
+        tensor = self.tensors[weight]
+        is_odd = tensor.shape[1] % Q8_BLOCK != 0
+        return tensor.format in FLOAT_FORMATS and (self.activations is BufferKind.Q8 or is_odd)
 
     def rope_table(self, inv_freq: np.ndarray, name: str, factor: float = 1.0) -> int:
         """cos and sin of every row's position, shared by all layers that use these frequencies."""

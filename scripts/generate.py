@@ -24,16 +24,16 @@ def open_model(spec: str, **load_options: Any) -> Iterator[Model]:
     Options are load_model's, but for kv_type and activations: the words of the command line."""
     from martlet.runtime.machine import allowed_cpus, choose_threads
     from martlet.runtime.model import load_model
-    from martlet.runtime.ops import KvType
+    from martlet.runtime.ops import ACTIVATIONS, KvType
 
     threads = load_options.get("threads")
     if threads is not None and threads > len(allowed_cpus()):
         note(f"warning: {threads} threads {choose_threads(threads).reason}")
     kv_type = KvType[load_options.pop("kv_type", "f16").upper()]
-    is_float = load_options.pop("activations", "int8") == "f32"
+    activations = ACTIVATIONS[load_options.pop("activations", "int8")]
     with byte_progress() as progress:
         path = find_model(spec, progress=progress)
-    model = load_model(path, kv_type=kv_type, float_activations=is_float, **load_options)
+    model = load_model(path, kv_type=kv_type, activations=activations, **load_options)
     try:
         yield model
     finally:

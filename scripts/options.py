@@ -25,6 +25,7 @@ class ExecutorName(str, Enum):
 class ActivationsName(str, Enum):
     int8 = "int8"
     f32 = "f32"
+    bf16 = "bf16"
 
 
 class KvTypeName(str, Enum):
@@ -60,7 +61,7 @@ ContextOption = Annotated[
     typer.Option("-c", "--context", min=1, help="Tokens one request may span, prompt included."),
 ]
 ActivationsOption = Annotated[
-    ActivationsName, typer.Option(help="f32 rounds nothing before products, at a third the speed.")
+    ActivationsName, typer.Option(help="What products take; f32 rounds nothing, bf16 little.")
 ]
 KvTypeOption = Annotated[
     KvTypeName,

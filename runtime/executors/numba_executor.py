@@ -73,8 +73,11 @@ class NumbaExecutor:
         self._logits = next(i for i, b in enumerate(plan.buffers) if b.is_logits)
         self._vocab_size = plan.vocab_size
         self._hidden, self.hidden = plan.hidden, np.empty((0, plan.hidden_width), np.float32)
-        if any(_mixes_floats_and_blocks(plan, op) for op in plan.ops):
-            raise ModelError("the numba executor rounds activations to int8; use native for f32")
+        if any(_takes_other_rows(plan, op) for op in plan.ops):
+            raise ModelError(
+                "the numba executor rounds activations to int8; "
+                "use native or reference for f32 and bf16"
+            )
         if kv_type is KvType.Q8_0:
             raise ModelError("the numba executor has no q8_0 cache; use f16")
         self._memory = Memory.of(plan, block_tokens, n_blocks, self.n_window_blocks, kv_type)
@@ -121,8 +124,11 @@ class NumbaExecutor:
         return (time.perf_counter() - start) * 1e3
 
 
-def _mixes_floats_and_blocks(plan: Plan, op: Op) -> bool:
-    is_product = op.kind in (OpKind.LINEAR, OpKind.LINEAR_GLU)
-    if not is_product or plan.buffers[op.inputs[0]].kind is BufferKind.Q8:
+def _takes_other_rows(plan: Plan, op: Op) -> bool:
+    """Whether the op is a product that the kernels here do not have: of BF16 rows with anything, or
+    of F32 rows with blocks."""
+    if op.kind not in (OpKind.LINEAR, OpKind.LINEAR_GLU):
         return False
-    return any(plan.tensors[w].format not in FLOAT_FORMATS for w in op.weights[:2] if w >= 0)
+    kind = plan.buffers[op.inputs[0]].kind
+    in_blocks = any(plan.tensors[w].format not in FLOAT_FORMATS for w in op.weights[:2] if w >= 0)
+    return kind is BufferKind.BF16 or (kind is BufferKind.F32 and in_blocks)

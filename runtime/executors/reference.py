@@ -46,6 +46,14 @@ def quantize_q8(x: np.ndarray) -> Q8Rows:
     return Q8Rows(q.reshape(n, width), d)
 
 
+def round_bf16(x: np.ndarray) -> np.ndarray:
+    """To the nearest float32 whose lower 16 bits are 0, ties to even; NaN stays NaN."""
+    bits = x.view(np.uint32)
+    nearest = bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
+    kept = np.where(np.isnan(x), bits | np.uint32(0x400000), nearest)
+    return (kept & np.uint32(0xFFFF0000)).view(np.float32)
+
+
 def round_q8_0(x: np.ndarray) -> np.ndarray:
     """Heads (n, heads, dim) as a Q8_0 cache holds them: per 32 values d = float16(max|x| / 127),
     q = round_half_even(x / d), value q * d."""
@@ -107,6 +115,10 @@ def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> np.ndar
     return np.concatenate(out)
 
 
+_ROUNDERS: dict[BufferKind, Callable[[np.ndarray], np.ndarray | Q8Rows]] = {
+    BufferKind.Q8: quantize_q8,
+    BufferKind.BF16: round_bf16,
+}
 _ACTIVATIONS = {Activation.SILU: silu, Activation.GELU_TANH: gelu_tanh}
 
 
@@ -315,11 +327,12 @@ class _Run:
         return rows.floats() if isinstance(rows, Q8Rows) else rows
 
     def store(self, op: Op, values: np.ndarray, first_col: int = 0) -> None:
-        """Writes or adds an op's result; Q8 buffers take whole rows, quantized."""
-        if self.plan.buffers[op.out].kind is BufferKind.Q8:
-            self.buffers[op.out] = coarse = quantize_q8(values)
+        """Writes or adds an op's result; buffers of other kinds than F32 take whole rows."""
+        round_rows = _ROUNDERS.get(self.plan.buffers[op.out].kind)
+        if round_rows is not None:
+            self.buffers[op.out] = round_rows(values)
             if op.out_rest >= 0:
-                self.buffers[op.out_rest] = quantize_q8(values - coarse.floats())
+                self.buffers[op.out_rest] = quantize_q8(values - self.floats(op.out))
             return
         out = self.floats(op.out)[:, first_col : first_col + values.shape[1]]
         out[...] = out + values if op.accumulate else values

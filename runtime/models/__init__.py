@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from ..config import ModelConfig
 from ..errors import UnsupportedError
+from ..ops import BufferKind
 from ..plan import Plan
 from ..plan_builder import PlanBuilder
 from ..weights import WeightSource
@@ -24,13 +25,17 @@ RECORDERS: dict[str, Callable[[Recording], None]] = {
 
 
 def record_plan(
-    config: ModelConfig, weights: WeightSource, max_rows: int, *, float_activations: bool = False
+    config: ModelConfig,
+    weights: WeightSource,
+    max_rows: int,
+    *,
+    activations: BufferKind = BufferKind.Q8,
 ) -> Plan:
     """Records the model; a missing or misshapen tensor raises ModelError naming it."""
     if config.arch not in RECORDERS:
         known = ", ".join(sorted(RECORDERS))
         raise UnsupportedError(f"architecture {config.arch!r} is not supported; supported: {known}")
-    recording = Recording(PlanBuilder(weights, max_rows, float_activations), config, weights)
+    recording = Recording(PlanBuilder(weights, max_rows, activations), config, weights)
     RECORDERS[config.arch](recording)
     return recording.plan.finish()
 

@@ -11,14 +11,14 @@ so that logits equal the op's output exactly. A case's steps are run in order on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 from martlet.quant.formats import FORMATS
 from martlet.runtime.executors import Executor
-from martlet.runtime.ops import Activation, RopeStyle
+from martlet.runtime.ops import Activation, BufferKind, RopeStyle
 from martlet.runtime.plan import Plan
 from martlet.runtime.plan_builder import PlanBuilder
 from martlet.runtime.step import Step
@@ -31,6 +31,7 @@ OP_TOLERANCE = 2e-5  # max |a - b| / max |b| of one op: float rounding alone
 # a product by one step of 1/254 of the block's largest value.
 QUANTIZED_TOLERANCE = 2e-2
 PRECISE_TOLERANCE = 1e-4  # as before, but a step is 254 times smaller
+BF16_TOLERANCE = 8e-3  # as before; a step is at most 1/128 of a value
 MAX_ROWS = 48
 N_BLOCKS = 12
 BLOCK_TOKENS = 16
@@ -47,6 +48,7 @@ class OpCase:
     steps: Sequence[Step]
     show_blocks: bool = False  # an identity matrix in blocks follows, so its input is quantized
     precise: bool = False  # and that in two planes
+    activations: BufferKind = BufferKind.Q8  # what products take, but for the identity in floats
 
     def __str__(self) -> str:
         return self.name
@@ -54,13 +56,15 @@ class OpCase:
     @property
     def tolerance(self) -> float:
         """By how much two executors may differ, as max |a - b| / max |b|."""
+        if self.activations is BufferKind.BF16:
+            return BF16_TOLERANCE
         if not self.show_blocks:
             return OP_TOLERANCE
         return PRECISE_TOLERANCE if self.precise else QUANTIZED_TOLERANCE
 
     def build(self) -> tuple[Plan, StoredWeights]:
         rng = np.random.default_rng(sum(map(ord, self.name)))
-        b = OpBuilder(rng)
+        b = OpBuilder(rng, self.activations)
         table = b.new("table", "F32", _VOCAB, self.width)
         if self.width > 32:  # token 3, the first one, starts with a block of zeros
             b.tensors["table"].data.view(np.float32)[3 * self.width :][:32] = 0
@@ -68,6 +72,7 @@ class OpCase:
         if self.show_blocks:
             weights = [b.identity(shown, in_blocks=True)]
             shown = b.plan.linear(shown, weights, precise=self.precise)
+        b.plan.activations = BufferKind.Q8
         rows = b.plan.take_rows(shown)
         b.plan.linear(rows, [b.identity(rows, in_blocks=False)], name="logits", logits=True)
         return b.plan.finish(), b.weights
@@ -87,11 +92,11 @@ class OpCase:
 class OpBuilder:
     """A PlanBuilder together with the random weights it records."""
 
-    def __init__(self, rng: np.random.Generator) -> None:
+    def __init__(self, rng: np.random.Generator, activations: BufferKind) -> None:
         self.rng = rng
         self.tensors: dict[str, StoredTensor] = {}
         self.weights = StoredWeights(self.tensors)
-        self.plan = PlanBuilder(self.weights, MAX_ROWS)
+        self.plan = PlanBuilder(self.weights, MAX_ROWS, activations)
 
     def new(self, name: str, format_name: str, *shape: int, std: float = 1.0) -> int:
         self.tensors[name] = random_tensor(format_name, shape, self.rng, std)
@@ -327,4 +332,14 @@ def _attention_cases() -> Iterable[OpCase]:
     yield OpCase("attention-quantized", h.width, op, _mixed_steps(), show_blocks=True)
 
 
-OP_CASES: tuple[OpCase, ...] = tuple(_cases())
+def _bf16(cases: Iterable[OpCase]) -> Iterable[OpCase]:
+    """Those of the cases that have a product to show what bf16 rows are."""
+    for case in cases:
+        rounded = replace(case, name=f"{case.name}-bf16", precise=False, activations=_BF16)
+        if any(buffer.kind is _BF16 for buffer in rounded.build()[0].buffers):
+            yield rounded
+
+
+_BF16 = BufferKind.BF16
+_INT8_CASES = tuple(_cases())
+OP_CASES: tuple[OpCase, ...] = (*_INT8_CASES, *_bf16(_INT8_CASES))

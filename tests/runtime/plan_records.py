@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 from martlet.runtime.executors.native import STEP_ARRAYS, NativeExecutor
+from martlet.runtime.models import record_plan
+from martlet.runtime.ops import BufferKind
 from martlet.runtime.plan import Plan
 from martlet.runtime.weights import WeightSource
 
@@ -108,11 +110,12 @@ class Records:
 
 
 @lru_cache
-def sound_records(arch: str) -> Records:
+def sound_records(arch: str, activations: BufferKind = BufferKind.Q8) -> Records:
     """Of a model of one layer in three formats, one of them floats; shared, so copy before use."""
     dims = TinyDims(dim=256, ffn_dim=256, n_layers=1, vocab_size=40, window=9)
     model = tiny_model(arch, formats=("Q4_K", "F32", "Q8_0"), dims=dims)
-    return Records.of(model.plan(MAX_ROWS), model.weights)
+    plan = record_plan(model.config, model.weights, MAX_ROWS, activations=activations)
+    return Records.of(plan, model.weights)
 
 
 def run_two_steps(engine: Any, logits_width: int, hidden_width: int) -> None:

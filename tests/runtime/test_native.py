@@ -9,13 +9,13 @@ from martlet.runtime.config import ModelConfig
 from martlet.runtime.executors.native import NativeExecutor
 from martlet.runtime.executors.reference import ReferenceExecutor
 from martlet.runtime.models import record_plan
-from martlet.runtime.ops import KvType
+from martlet.runtime.ops import BufferKind, KvType
 from martlet.runtime.weights import StoredTensor, StoredWeights
 from martlet.scripts.record_oracle import MODELS
 
 from .native_library import ISAS
 from .op_cases import OP_CASES, OpBuilder, OpCase, one_step
-from .tiny import BLOCK_FORMATS, run_tokens, tiny_model
+from .tiny import BLOCK_FORMATS, FLOAT_FORMATS, run_tokens, tiny_model
 
 # A key on a rounding boundary of the int8 cache may fall to the other side.
 KV_TOLERANCE = 5e-3
@@ -58,8 +58,9 @@ def test_transformers_on_every_isa(name: str) -> None:
             assert relative_error(logits, recorded["logits"]) <= ORACLE_TOLERANCE, isa
 
 
+@pytest.mark.parametrize("activations", [BufferKind.Q8, BufferKind.BF16])
 @pytest.mark.parametrize("lane", [0, 5, 16, 31])
-def test_one_nan_among_activations_is_not_rounded_away(lane: int) -> None:
+def test_one_nan_among_activations_is_not_rounded_away(lane: int, activations: BufferKind) -> None:
     """The maximum of a block must not lose it: its code would be a harmless 0."""
 
     def infinities_that_cancel(b: OpBuilder, x: int) -> int:
@@ -70,7 +71,8 @@ def test_one_nan_among_activations_is_not_rounded_away(lane: int) -> None:
             b.plan.add(b.plan.embed(b.plan.weight(f"t{sign}", 23, 64), scale=10.0), to=x)
         return x
 
-    case = OpCase("nan", 64, infinities_that_cancel, one_step(3), show_blocks=True, precise=True)
+    shown = {"show_blocks": True, "precise": True, "activations": activations}
+    case = OpCase("nan", 64, infinities_that_cancel, one_step(3), **shown)
     for isa in ISAS:
         (out,) = case.run(NativeExecutor, isa=isa)
         assert np.isnan(out).all(), isa
@@ -91,16 +93,21 @@ def test_other_caches_on_every_isa(case: OpCase, kv_type: KvType) -> None:
             np.testing.assert_array_equal(mine, same, err_msg=f"{isa} against scalar")
 
 
-@pytest.mark.parametrize("fmt", BLOCK_FORMATS)
-def test_float_activations_on_block_formats(fmt: str) -> None:
+# A value on a rounding boundary of bf16 moves by 1/256 of itself.
+ROUNDED_MODEL_TOLERANCE = {BufferKind.F32: FLOAT_MODEL_TOLERANCE, BufferKind.BF16: 1e-2}
+
+
+@pytest.mark.parametrize("activations", ROUNDED_MODEL_TOLERANCE)
+@pytest.mark.parametrize("fmt", [*BLOCK_FORMATS, *FLOAT_FORMATS])
+def test_float_activations_on_every_format(fmt: str, activations: BufferKind) -> None:
     model = tiny_model("gemma3", formats=(fmt,))
-    plan = record_plan(model.config, model.weights, 64, float_activations=True)
+    plan = record_plan(model.config, model.weights, 64, activations=activations)
     tokens = [7 * i % 300 for i in range(40)]
     expected = run_tokens(ReferenceExecutor(plan, model.weights, n_blocks=4), tokens)
     runs = [
         run_tokens(NativeExecutor(plan, model.weights, n_blocks=4, isa=isa), tokens, chunk=chunk)
         for isa, chunk in zip(["scalar", *ISAS], [0, 1, 7, 40, 13], strict=False)
     ]
-    assert relative_error(runs[0], expected) < FLOAT_MODEL_TOLERANCE
+    assert relative_error(runs[0], expected) < ROUNDED_MODEL_TOLERANCE[activations]
     for run in runs[1:]:
         np.testing.assert_array_equal(run, runs[0])

@@ -13,6 +13,8 @@ import pytest
 from martlet.quant.formats import FORMATS, dequantize
 from martlet.quant.random_blocks import SCALES
 from martlet.runtime.executors.native import NativeExecutor
+from martlet.runtime.executors.reference import round_bf16
+from martlet.runtime.ops import BufferKind
 from martlet.runtime.plan_builder import PlanBuilder
 from martlet.runtime.weights import StoredTensor, StoredWeights
 
@@ -69,11 +71,17 @@ def float_weights(format_name: str, rng: np.random.Generator) -> StoredTensor:
 
 
 def native_products(
-    w: StoredTensor, x: np.ndarray, *, precise: bool, isa: str, n_threads: int
+    w: StoredTensor,
+    x: np.ndarray,
+    *,
+    precise: bool = False,
+    activations: BufferKind = BufferKind.Q8,
+    isa: str,
+    n_threads: int,
 ) -> np.ndarray:
     """x @ w.T through one linear op, (n, rows of w)."""
     store = StoredWeights({"x": StoredTensor.from_floats(x), "w": w})
-    plan = PlanBuilder(store, MAX_ROWS)
+    plan = PlanBuilder(store, MAX_ROWS, activations)
     rows = plan.take_rows(plan.embed(plan.weight("x", *x.shape)))
     plan.linear(rows, [plan.weight("w", *w.shape)], name="logits", logits=True, precise=precise)
     executor = NativeExecutor(plan.finish(), store, n_blocks=16, isa=isa, n_threads=n_threads)
@@ -133,6 +141,38 @@ def test_float_formats_are_exact(name: str) -> None:
     for isa in ISAS:
         mine = native_products(w, x, precise=False, isa=isa, n_threads=2)
         np.testing.assert_array_equal(mine, expected, err_msg=isa)
+
+
+@pytest.mark.parametrize("name", [*BLOCK_FORMATS, *FLOAT_FORMATS])
+def test_products_of_bf16_rows_are_those_of_the_same_floats(name: str) -> None:
+    rng = np.random.default_rng(3)
+    w = weights(name, rng) if name in BLOCK_FORMATS else float_weights(name, rng)
+    x = rng.standard_normal((MAX_ROWS, COLS)).astype(np.float32)
+    of_floats = native_products(
+        w, round_bf16(x), activations=BufferKind.F32, isa="scalar", n_threads=2
+    )
+    for isa in ISAS:
+        mine = native_products(w, x, activations=BufferKind.BF16, isa=isa, n_threads=2)
+        np.testing.assert_array_equal(mine, of_floats, err_msg=isa)
+        alone = native_products(w, x[7:8], activations=BufferKind.BF16, isa=isa, n_threads=1)
+        np.testing.assert_array_equal(alone, of_floats[7:8], err_msg=isa)
+
+
+def test_every_isa_rounds_to_the_same_bf16() -> None:
+    """Every pattern of the bits around the cut, in normal numbers of all sizes."""
+    tails = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
+    heads = np.array([0x80, 0x81, 0x3F80, 0x3F81, 0x3FFF, 0x7F7E], np.uint32) << 16
+    bits = np.concatenate([sign | heads[:, None] | tails for sign in np.uint32([0, 1 << 31])])
+    x = np.resize(bits.reshape(-1), (5, 32)).view(np.float32)
+    w = StoredTensor.from_floats(np.eye(32))
+    expected = round_bf16(x)
+    assert not np.array_equal(expected, x)
+    largest = np.diag(np.full(32, 0x7F7F8000, np.uint32)).view(np.float32)
+    for isa in ISAS:
+        mine = native_products(w, x, activations=BufferKind.BF16, isa=isa, n_threads=1)
+        np.testing.assert_array_equal(mine, expected, err_msg=isa)
+        beyond = native_products(w, largest, activations=BufferKind.BF16, isa=isa, n_threads=1)
+        assert np.isposinf(np.diag(beyond)).all(), isa
 
 
 def test_q6_k_holds_a_scale_of_minus_128() -> None:

@@ -39,9 +39,10 @@ def try_engine(records: Records) -> str:
     return ""
 
 
+@pytest.mark.parametrize("activations", BufferKind)
 @pytest.mark.parametrize("arch", ARCHS)
-def test_the_untouched_records_run(arch: str) -> None:
-    assert try_engine(sound_records(arch).copy()) == ""
+def test_the_untouched_records_run(arch: str, activations: BufferKind) -> None:
+    assert try_engine(sound_records(arch, activations).copy()) == ""
 
 
 # -- one field at a time ------------------------------------------------------------------------
@@ -228,6 +229,15 @@ def rest_over(name: str) -> Callable[[Records, int], int]:
     return pick
 
 
+def kind_is(field: str, kind: int) -> Spoil:
+    """The output of an op that has a rest, or that rest, becomes of another kind."""
+
+    def spoil(r: Records) -> None:
+        r.buffers["kind"][int(r.ops[field][op_with_rest(r)])] = kind
+
+    return spoil
+
+
 def set_field(array: str, kind: OpKind, name: str, element: int, value: int) -> Spoil:
     def spoil(r: Records) -> None:
         apply(r, (array, op_of(r, kind), name, element, value))
@@ -276,6 +286,9 @@ NAMED = {
     "rest over the output": (rest_is(rest_over("out")), "op"),
     "rest over the input": (rest_is(rest_over("in")), "op"),
     "rest outside the arena": (rest_outside, r"buffer \d+"),
+    "rest of bf16": (kind_is("out", BufferKind.BF16), "op"),
+    "rest in bf16": (kind_is("out_rest", BufferKind.BF16), "op"),
+    "rows of no kind": (kind_is("out", len(BufferKind)), "buffer"),
     "odd rotation": (set_field("ops", OpKind.ROPE_KV, "i", 4, 3), "op"),
 }
 

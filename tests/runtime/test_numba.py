@@ -9,7 +9,8 @@ import pytest
 from martlet.runtime.errors import ModelError
 from martlet.runtime.executors.numba_executor import NumbaExecutor
 from martlet.runtime.executors.reference import ReferenceExecutor
-from martlet.runtime.ops import KvType
+from martlet.runtime.models import record_plan
+from martlet.runtime.ops import BufferKind, KvType
 from martlet.runtime.step import Step
 
 from .op_cases import (
@@ -37,7 +38,10 @@ def numba_executor(model: TinyModel, **options: object) -> NumbaExecutor:
     return NumbaExecutor(model.plan(), model.weights, n_blocks=16, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("case", OP_CASES, ids=str)
+INT8_CASES = [case for case in OP_CASES if case.activations is BufferKind.Q8]
+
+
+@pytest.mark.parametrize("case", INT8_CASES, ids=str)
 def test_every_op(case: OpCase) -> None:
     for mine, expected in zip(case.run(NumbaExecutor), case.run(ReferenceExecutor), strict=True):
         assert relative_error(mine, expected) <= case.tolerance
@@ -157,6 +161,14 @@ def test_what_other_sequences_left_in_the_pool_is_not_seen() -> None:
     for pool in (*used._memory.keys, *used._memory.values):
         pool[pool == 0] = 0x7E00  # NaN in slots never written
     np.testing.assert_array_equal(run_tokens(used, TOKENS[:9]), run_tokens(fresh, TOKENS[:9]))
+
+
+@pytest.mark.parametrize("activations", [BufferKind.F32, BufferKind.BF16])
+def test_rows_it_has_no_products_of_are_refused(activations: BufferKind) -> None:
+    model = tiny_model(formats=("Q8_0",))
+    plan = record_plan(model.config, model.weights, 64, activations=activations)
+    with pytest.raises(ModelError, match="use native or reference for f32 and bf16"):
+        NumbaExecutor(plan, model.weights, n_blocks=16)
 
 
 def test_limits_are_refused_with_their_numbers() -> None:

@@ -161,6 +161,39 @@ def test_quantization_is_folded_into_a_lone_producer_only() -> None:
         assert (OpKind.QUANTIZE in kinds) == (n_readers == 2)
 
 
+@pytest.mark.parametrize(("width", "kind"), [(64, BufferKind.BF16), (40, BufferKind.F32)])
+def test_products_of_float_weights_take_bf16_where_rows_are_whole_blocks(
+    width: int, kind: BufferKind
+) -> None:
+    floats = {"f": StoredTensor.from_floats(np.zeros((width, width)))}
+    p = PlanBuilder(StoredWeights(floats), 4, BufferKind.BF16)
+    x = p.norm(p.embed(p.weight("f", width, width)), -1, 1e-6)
+    p.linear(p.take_rows(p.linear(x, [0], precise=True)), [0], logits=True)
+    plan = p.finish()
+    products = [op for op in plan.ops if op.kind is OpKind.LINEAR]
+    assert [plan.buffers[op.inputs[0]].kind for op in products] == [kind, kind]
+    assert all(op.inputs[1] < 0 for op in products)
+    norm = next(op for op in plan.ops if op.kind is OpKind.NORM)
+    assert plan.buffers[norm.out].kind is kind
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_bf16_rows_take_the_place_of_int8_ones(arch: str) -> None:
+    """The same ops, no second plane, and no row that enters a product is wider than 16 bits."""
+    model = tiny_model(arch, formats=("Q8_0",))
+    plans = [
+        record_plan(model.config, model.weights, 4, activations=kind)
+        for kind in (BufferKind.Q8, BufferKind.BF16)
+    ]
+    assert [op.kind for op in plans[0].ops] == [op.kind for op in plans[1].ops]
+    check_arena(plans[1])
+    for op in plans[1].ops:
+        assert op.out_rest < 0
+        if op.kind in (OpKind.LINEAR, OpKind.LINEAR_GLU):
+            assert plans[1].buffers[op.inputs[0]].kind is BufferKind.BF16
+    assert ":bf16[" in str(plans[1])
+
+
 @pytest.mark.parametrize("n_readers", [1, 2])
 def test_the_producer_writes_both_planes_of_a_precise_product(n_readers: int) -> None:
     """Two products that share x share its planes, whichever of them asked for the second first."""

@@ -14,6 +14,7 @@ from martlet.runtime.executors.reference import (
     quantize_q8,
     rms_norm,
     rotate,
+    round_bf16,
     silu,
 )
 from martlet.runtime.models import record_plan
@@ -55,6 +56,24 @@ def test_quantize_of_vanishing_values_is_zero_and_not_infinite() -> None:
     rows = quantize_q8(np.full((1, 32), 1e-40, np.float32))
     assert rows.d.tolist() == [[0]]
     assert not rows.q.any()
+
+
+def test_bf16_is_the_nearest_of_sixteen_bits_ties_to_even() -> None:
+    rounded = {
+        0x3F808000: 0x3F800000,  # half way between 1 and the next one: to the even one
+        0x3F818000: 0x3F820000,
+        0x3F808001: 0x3F810000,
+        0xBF807FFF: 0xBF800000,
+        0x00008000: 0x00000000,  # the smallest numbers keep their bits as well
+        0x00018000: 0x00020000,
+        0x80000000: 0x80000000,
+        0x7F7F8000: 0x7F800000,  # beyond the largest: infinite
+        0xFF800000: 0xFF800000,
+        0x7F800001: 0x7FC00000,  # NaN by its low bits alone
+        0xFFFFFFFF: 0xFFFF0000,
+    }
+    x = np.array(list(rounded), np.uint32).view(np.float32)
+    assert round_bf16(x).view(np.uint32).tolist() == list(rounded.values())
 
 
 @pytest.mark.parametrize("case", [case for case in OP_CASES if case.precise], ids=str)
