@@ -61,15 +61,15 @@ ROUTES = {
 
 SHOW = "/api/show"
 
-ONE_MODEL = "this server has the one model it was started with"
+OWN_MODELS = "this server has the models it was started with"
 NOT_HERE = {
-    ("POST", "/api/pull"): f"{ONE_MODEL}; fetch others with `martlet pull MODEL`",
-    ("POST", "/api/push"): f"{ONE_MODEL} and uploads nothing; use `hf upload`",
-    ("POST", "/api/create"): f"{ONE_MODEL}; give `martlet serve` the path of a GGUF file",
-    ("POST", "/api/copy"): f"{ONE_MODEL}; start it with `martlet serve MODEL --name NAME`",
-    ("DELETE", "/api/delete"): f"{ONE_MODEL}; delete the file once the server has stopped",
-    ("POST", "/api/blobs/{digest}"): f"{ONE_MODEL} and takes no files",
-    ("HEAD", "/api/blobs/{digest}"): f"{ONE_MODEL} and takes no files",
+    ("POST", "/api/pull"): f"{OWN_MODELS}; fetch others with `martlet pull MODEL`",
+    ("POST", "/api/push"): f"{OWN_MODELS} and uploads nothing; use `hf upload`",
+    ("POST", "/api/create"): f"{OWN_MODELS}; give `martlet serve` the path of a GGUF file",
+    ("POST", "/api/copy"): f"{OWN_MODELS}; start it with `martlet serve MODEL --name NAME`",
+    ("DELETE", "/api/delete"): f"{OWN_MODELS}; delete the file once the server has stopped",
+    ("POST", "/api/blobs/{digest}"): f"{OWN_MODELS} and takes no files",
+    ("HEAD", "/api/blobs/{digest}"): f"{OWN_MODELS} and takes no files",
 }
 
 
