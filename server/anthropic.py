@@ -36,6 +36,8 @@ def effort(service: Service, request: Conversation) -> tuple[str | None, str]:
 
 ROUTES = {"/v1/messages": Route(MessagesRequest, prompts, AnthropicWriter, "msg_")}
 COUNT_TOKENS = "/v1/messages/count_tokens"
+KINDS = {COUNT_TOKENS: CountRequest}
+"""Bodies of what generates nothing."""
 
 
 def add_routes(app: FastAPI, service: Service) -> None:

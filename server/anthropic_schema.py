@@ -76,9 +76,12 @@ class Block(Strict):
     name: str = ""
     input: dict[str, Any] = Field(default_factory=dict)
     tool_use_id: str | None = None
-    content: Annotated[list[Block], BeforeValidator(lambda value: _blocks(value))] = Field(
-        default_factory=list
-    )
+    content: Annotated[
+        list[Block],
+        BeforeValidator(
+            lambda value: _blocks(value), json_schema_input_type=str | list[dict[str, Any]]
+        ),
+    ] = Field(default_factory=list)
 
 
 BLOCK_TYPES = ("text", "thinking", "tool_use", "tool_result")
@@ -100,7 +103,7 @@ def _blocks(value: Any) -> Any:
     return value
 
 
-Blocks = Annotated[list[Block], BeforeValidator(_blocks)]
+Blocks = Annotated[list[Block], BeforeValidator(_blocks, json_schema_input_type=str | list[Block])]
 
 
 class AnthropicMessage(Strict):
@@ -144,7 +147,9 @@ class MessagesRequest(Conversation):
     top_p: Number = 1.0
     top_k: Count = 0
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
-    stop_sequences: Annotated[list[str], BeforeValidator(stops)] = Field(default_factory=list)
+    stop_sequences: Annotated[
+        list[str], BeforeValidator(stops, json_schema_input_type=str | list[str])
+    ] = Field(default_factory=list)
 
     def sampling(self, vocab_size: int) -> SamplingParams:
         return SamplingParams(

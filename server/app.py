@@ -18,14 +18,15 @@ from starlette.requests import ClientDisconnect
 from ..runtime.errors import MartletError
 from ..runtime.grammar import Grammars
 from ..runtime.tokenizer import Tokenizer
-from . import anthropic, embeddings, ollama, ollama_embed, openai_routes, tokens
+from . import anthropic, embeddings, ollama, ollama_embed, openai_routes, openapi, tokens
 from .access_log import AccessLog
+from .asking import Fields
 from .bridge import EngineLike
 from .chat import ChatTemplate
 from .connection import ClientGone
 from .errors import SERVER_FAULT, ApiError, fault, from_typed
 from .facts import ModelFacts
-from .generate import CLIENT_GONE, generate
+from .generate import CLIENT_GONE, Route, generate
 from .guard import Guard
 from .lifecycle import Gate, Lifecycle
 from .metrics import Metrics
@@ -36,15 +37,25 @@ from .status import add_status_routes
 
 log = logging.getLogger(__name__)
 
-GENERATING = {**openai_routes.ROUTES, **anthropic.ROUTES, **ollama.ROUTES}
+GENERATING: dict[str, Route] = {**openai_routes.ROUTES, **anthropic.ROUTES, **ollama.ROUTES}
 EMBEDDING = {
     embeddings.PATH: embeddings.embed,
     "/api/embed": ollama_embed.embed,
     "/api/embeddings": ollama_embed.embeddings,
 }
 _POSTS = [*GENERATING, *EMBEDDING, *tokens.ROUTES, anthropic.COUNT_TOKENS, ollama.SHOW]
-NEEDS_MODEL = {**dict.fromkeys(_POSTS, "POST"), tokens.INFO: "GET"}
+NEEDS_MODEL = {**dict.fromkeys(_POSTS, "POST"), tokens.INFO: "GET", openapi.PATH: "GET"}
 """Paths and methods of what no server can answer without the model itself."""
+KINDS: dict[str, type[Fields]] = {
+    **{path: route.kind for path, route in GENERATING.items()},
+    **{path: kind for path, (kind, _) in tokens.ROUTES.items()},
+    embeddings.PATH: embeddings.EmbeddingsRequest,
+    "/api/embed": ollama_embed.OllamaEmbed,
+    "/api/embeddings": ollama_embed.OllamaEmbeddings,
+    **anthropic.KINDS,
+    **ollama.KINDS,
+}
+"""What bodies are, by path."""
 
 
 def create_app(
@@ -90,6 +101,7 @@ def create_app(
     ollama.add_routes(app, service)
     ollama.add_fixed_routes(app)
     tokens.add_routes(app, service)
+    openapi.add_description(app, KINDS)
     app.state.service = service
     if lifecycle is None:
         add_doors(app, options, service.lifecycle)

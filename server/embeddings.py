@@ -18,7 +18,7 @@ from .asking import Asked, Positive
 from .errors import refused
 from .fields import ELSEWHERE, FieldRules, Refused
 from .generate import ignored_header, read_request
-from .schema import check_token_id, prompt_list
+from .schema import Prompts, check_token_id, prompt_list
 from .service import Service
 from .vectors import MAX_INPUTS, Vectors, text_ids, vectors_of
 
@@ -44,7 +44,12 @@ class EmbeddingsRequest(Asked):
         no_effect=frozenset({"user", "metadata"}),
     )
 
-    input: Annotated[list[Any], BeforeValidator(lambda value: prompt_list(value, MAX_INPUTS))]
+    input: Annotated[
+        list[Any],
+        BeforeValidator(
+            lambda value: prompt_list(value, MAX_INPUTS), json_schema_input_type=Prompts
+        ),
+    ]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Positive | None = None
     accept_ids: bool = False

@@ -30,8 +30,10 @@ def _choices(value: Any) -> Any:
     return value
 
 
-Schema: TypeAlias = Annotated[Any, BeforeValidator(_schema)]
-Choices: TypeAlias = Annotated[Any, BeforeValidator(_choices)]
+Schema: TypeAlias = Annotated[
+    Any, BeforeValidator(_schema, json_schema_input_type=dict[str, Any] | bool)
+]
+Choices: TypeAlias = Annotated[Any, BeforeValidator(_choices, json_schema_input_type=list[str])]
 
 
 class Exact(BaseModel):

@@ -155,8 +155,13 @@ def submit(job: Job, asks: Sequence[Ask]) -> None:
 
 def ignored_header(names: Sequence[str]) -> dict[str, str]:
     """Unknown fields by name; what a header cannot carry is spelled out."""
-    shown = ", ".join(ascii(name)[1:-1] for name in names[:MAX_IGNORED_NAMES])
+    # A space at its end would make the header, and with it the whole answer, an invalid one.
+    shown = ", ".join(_plain(name) for name in names[:MAX_IGNORED_NAMES])
     return {"x-martlet-ignored": shown} if names else {}
+
+
+def _plain(name: str) -> str:
+    return ascii(name)[1:-1].replace(" ", r"\x20") or "''"
 
 
 def make_reply(service: Service, prepared: Prepared, reply_id: str) -> Reply:

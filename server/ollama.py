@@ -58,8 +58,9 @@ ROUTES = {
         OllamaGenerate, generate_prompts, partial(OllamaWriter, generate_piece), "ollama-"
     ),
 }
-
 SHOW = "/api/show"
+KINDS = {SHOW: OllamaShow}
+"""Bodies of what generates nothing."""
 
 OWN_MODELS = "this server has the models it was started with"
 NOT_HERE = {
@@ -81,7 +82,8 @@ def add_fixed_routes(app: FastAPI) -> None:
         return {"version": API_VERSION}
 
     for (method, path), reason in NOT_HERE.items():
-        app.add_api_route(path, refusal(f"{path}: {reason}"), methods=[method])
+        endpoint = refusal(f"{path}: {reason}")
+        app.add_api_route(path, endpoint, methods=[method], include_in_schema=False)
 
 
 def add_routes(app: FastAPI, service: Service) -> None:

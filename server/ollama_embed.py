@@ -41,7 +41,7 @@ class OllamaEmbed(Asked):
     RULES: ClassVar[FieldRules] = RULES
     NESTED: ClassVar[Mapping[str, type[Fields]]] = {"options": OllamaOptions}
 
-    input: Annotated[list[str], BeforeValidator(_texts)]
+    input: Annotated[list[str], BeforeValidator(_texts, json_schema_input_type=str | list[str])]
     dimensions: Positive | None = None
     options: OllamaOptions = OllamaOptions()
 

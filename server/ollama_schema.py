@@ -83,7 +83,9 @@ class OllamaOptions(Fields):
     top_p: Number = 0.9
     min_p: Number = 0.0
     seed: Annotated[int, Field(ge=-MAX_SEED, le=MAX_SEED)] = -1
-    stop: Annotated[list[str], BeforeValidator(stops)] = Field(default_factory=list)
+    stop: Annotated[list[str], BeforeValidator(stops, json_schema_input_type=str | list[str])] = (
+        Field(default_factory=list)
+    )
     repeat_penalty: Number = 1.0
     repeat_last_n: Annotated[int, Field(ge=-1, le=MAX_INT)] = -1
     presence_penalty: Number = 0.0

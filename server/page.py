@@ -51,11 +51,11 @@ def add_page(app: FastAPI) -> None:
     def answer(path: Path) -> Response:
         return FileResponse(path, media_type=TYPES[path.suffix], headers=HEADERS)
 
-    @app.api_route("/", methods=["GET", "HEAD"], response_model=None)
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def page() -> Response:
         return answer(files["index.html"])
 
-    @app.api_route("/static/{name}", methods=["GET", "HEAD"], response_model=None)
+    @app.api_route("/static/{name}", methods=["GET", "HEAD"], include_in_schema=False)
     async def part(name: str) -> Response:
         if name not in files:
             raise HTTPException(404, "no such file")

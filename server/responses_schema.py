@@ -110,7 +110,7 @@ def _check_types(objects: list[dict[str, Any]], known: tuple[str | None, ...], w
             raise ValueError(f"{kind[:40] if isinstance(kind, str) else 'no type'}: {why}")
 
 
-Pieces = Annotated[list[Piece], BeforeValidator(_pieces)]
+Pieces = Annotated[list[Piece], BeforeValidator(_pieces, json_schema_input_type=str | list[Piece])]
 
 
 class Item(Strict):
@@ -134,7 +134,11 @@ class ResponsesRequest(Sampled):
         "stream_options": StreamOptions,
     }
 
-    input: Annotated[list[Item], Field(min_length=1, fail_fast=True), BeforeValidator(_items)]
+    input: Annotated[
+        list[Item],
+        Field(min_length=1, fail_fast=True),
+        BeforeValidator(_items, json_schema_input_type=str | list[Item]),
+    ]
     instructions: str | None = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()

@@ -80,9 +80,18 @@ def _arguments(value: Any) -> Any:
     return value
 
 
+class TextPart(Strict):
+    """As the schema has it; parts are looked at by _content."""
+
+    type: Literal["text"]
+    text: str
+
+
 class CalledFunction(Strict):
     name: str
-    arguments: Annotated[Any, BeforeValidator(_arguments)] = None
+    arguments: Annotated[
+        Any, BeforeValidator(_arguments, json_schema_input_type=str | dict[str, Any] | None)
+    ] = None
 
 
 class ToolCall(Strict):
@@ -93,7 +102,9 @@ class ToolCall(Strict):
 
 class Message(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[Any, BeforeValidator(_content)] = None
+    content: Annotated[
+        Any, BeforeValidator(_content, json_schema_input_type=str | list[TextPart] | None)
+    ] = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
@@ -113,7 +124,9 @@ class Sampled(Asked):
     top_p: Number = 1.0
     min_p: Number = 0.0
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
-    stop: Annotated[list[str], BeforeValidator(stops)] = Field(default_factory=list)
+    stop: Annotated[list[str], BeforeValidator(stops, json_schema_input_type=str | list[str])] = (
+        Field(default_factory=list)
+    )
     ignore_eos: bool = False
     logit_bias: Annotated[dict[int, Number], BeforeValidator(_biases)] = Field(default_factory=dict)
     presence_penalty: Number = 0.0
@@ -221,8 +234,12 @@ class ChatRequest(Generation, ToolFields):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
+Prompts = str | list[str] | list[int] | list[list[int]]
+"""As they may be written; `prompt_list` makes one form of them."""
+
+
 class CompletionRequest(Generation):
-    prompt: Annotated[list[Any], BeforeValidator(prompt_list)]
+    prompt: Annotated[list[Any], BeforeValidator(prompt_list, json_schema_input_type=Prompts)]
     max_tokens: Count | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool = False

@@ -68,7 +68,7 @@ def _ids(value: Any) -> Any:
 
 
 class DetokenizeRequest(Addressed):
-    tokens: Annotated[list[Any], BeforeValidator(_ids)]
+    tokens: Annotated[list[Any], BeforeValidator(_ids, json_schema_input_type=list[int])]
 
 
 def tokenized(service: Service, request: TokenizeRequest) -> dict[str, Any]:

@@ -91,6 +91,9 @@ def test_odd_field_names_make_no_bad_header(client: httpx.Client) -> None:
     answer = client.post(PATHS[0], json=chat_body(**{"a\r\nset-cookie: x": 1, "é\u2028": 2}))
     assert answer.status_code == 200
     assert "set-cookie" not in answer.headers
+    for name, shown in (("", "''"), ("odd ", r"odd\x20"), (" ", r"\x20")):
+        answer = client.post(PATHS[0], json=chat_body(**{name: 1}))
+        assert answer.headers["x-martlet-ignored"] == shown
     assert_works(client)
 
 
