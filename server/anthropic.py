@@ -21,9 +21,19 @@ def prompts(service: Service, request: Conversation) -> list[Prompt]:
     messages = request.for_template()
     # An assistant's message at the end is the beginning of the answer.
     continues = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
+    if continues and request.form:
+        field = request.form.field
+        raise refused(f"{field}: such an answer begins anew; end with a user's message", field)
     if continues and not messages[-1]["content"]:
         raise refused("messages: the last one is empty, so there is nothing to continue")
-    return [chat_prompt(service, messages, effort=effort(service, request), continues=continues)]
+    prompt = chat_prompt(
+        service,
+        messages,
+        effort=effort(service, request),
+        continues=continues,
+        use=request.tool_use,
+    )
+    return [prompt]
 
 
 def effort(service: Service, request: Conversation) -> tuple[str | None, str]:

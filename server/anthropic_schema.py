@@ -12,19 +12,20 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from ..runtime.sampling_params import SamplingParams
-from .asking import MAX_SEED, Asked, Count, Fields, Number, Positive, Strict, stops
-from .fields import CONSTRAINED, MEDIA, TOOLS, FieldRules, Refused
+from .asking import MAX_NAME_CHARS, MAX_SEED, Asked, Count, Fields, Number, Positive, Strict, stops
+from .errors import refused
+from .fields import MEDIA, FieldRules, Refused
+from .structured import Form
+from .tools import MAX_TOOLS, ToolUse, offered
 
 BETWEEN_BLOCKS = "\n\n"
 
 REQUEST = FieldRules(
     refused={
-        "tools": Refused(TOOLS, ([],)),
-        "tool_choice": Refused(TOOLS, ({"type": "none"}, {"type": "auto"})),
         "mcp_servers": Refused("the server reaches no network", ([],)),
         "container": Refused("there are no containers here"),
         "context_management": Refused("messages are never cut or cleared"),
-        "output_format": Refused(CONSTRAINED),
+        "output_format": Refused("use output_config.format"),
         "diagnostics": Refused("use timings on the OpenAI routes"),
         "inference_geo": Refused("it all happens on this machine"),
         "speed": Refused("there is one speed", ("standard",)),
@@ -57,13 +58,19 @@ class Thinking(Fields):
     type: Literal["enabled", "adaptive", "disabled"]
 
 
+class JsonFormat(Strict):
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
 class OutputConfig(Fields):
     RULES: ClassVar[FieldRules] = FieldRules(
         refused={
             "effort": Refused("use thinking", ("high",)),
-            "format": Refused(CONSTRAINED),
         }
     )
+
+    format: JsonFormat | None = None
 
 
 class Block(Strict):
@@ -111,6 +118,33 @@ class AnthropicMessage(Strict):
     content: Blocks
 
 
+class AnthropicTool(Strict):
+    """A function of the client's; tools that the server would run are refused by type."""
+
+    type: Literal["custom"] | None = None
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+    @property
+    def function(self) -> dict[str, Any]:
+        given = {"description": self.description, "parameters": self.input_schema}
+        return {"name": self.name, **{key: value for key, value in given.items() if value}}
+
+
+class ToolChoice(Strict):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+MODES: Mapping[str, Literal["auto", "required", "named"]] = {
+    "auto": "auto",
+    "any": "required",
+    "tool": "named",
+}
+
+
 class Conversation(Asked):
     """What is said so far: all that counting tokens needs."""
 
@@ -124,6 +158,28 @@ class Conversation(Asked):
     system: Blocks = Field(default_factory=list)
     thinking: Thinking | None = None
     output_config: OutputConfig = OutputConfig()
+    tools: Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
+        default_factory=list
+    )
+    tool_choice: ToolChoice = ToolChoice(type="auto")
+
+    @property
+    def tool_use(self) -> ToolUse | None:
+        choice = self.tool_choice
+        if (choice.type == "tool") != (choice.name is not None):
+            raise refused("tool_choice: a name belongs to type tool", param="tool_choice")
+        if choice.type in ("any", "tool") and not self.tools:
+            raise refused("tool_choice: there are no tools", param="tool_choice")
+        if choice.type == "none":
+            return None
+        return offered(
+            [tool.function for tool in self.tools],
+            mode=MODES[choice.type],
+            names=[choice.name] if choice.name else [],
+            several=not choice.disable_parallel_tool_use,
+            place="tools[{}]",
+            schema="input_schema",
+        )
 
     def for_template(self) -> list[dict[str, Any]]:
         """As templates expect it: turns of one role together, tool results as their own."""
@@ -150,6 +206,11 @@ class MessagesRequest(Conversation):
     stop_sequences: Annotated[
         list[str], BeforeValidator(stops, json_schema_input_type=str | list[str])
     ] = Field(default_factory=list)
+
+    @property
+    def form(self) -> Form | None:
+        given = self.output_config.format
+        return Form("json", given.schema_, "output_config.format.schema") if given else None
 
     def sampling(self, vocab_size: int) -> SamplingParams:
         return SamplingParams(

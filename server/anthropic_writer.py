@@ -16,6 +16,7 @@ from ..runtime.events import Event
 from ..runtime.tokenizer import Tokenizer
 from .answer import Choice
 from .errors import ApiError, anthropic_shape
+from .parts import CallPiece
 from .reply import Json, Reply
 from .sse import MEDIA_TYPE, frame, named_sse
 
@@ -54,13 +55,23 @@ class AnthropicWriter:
 
     def event(self, index: int, event: Event) -> str:
         text = ""
-        for is_reasoning, piece in self._choice.add_text(event):
+        for is_reasoning, piece in self._choice.add(event):
+            if isinstance(piece, CallPiece):
+                text += self._call(piece)
+                continue
             kind = THINKING if is_reasoning else TEXT
             if kind is not self._kind:
                 text += self._close() + self._open(kind)
             before, after = self._frame
             text += before + json.dumps(piece) + after
         return text
+
+    def _call(self, piece: CallPiece) -> str:
+        if piece.name:
+            empty = {"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}}
+            return self._close() + self._open(Kind(empty, "input_json_delta", "partial_json"))
+        before, after = self._frame
+        return before + json.dumps(piece.arguments) + after
 
     def end(self) -> str:
         reason, sequence = self._stop()
@@ -75,6 +86,10 @@ class AnthropicWriter:
         choice = self._choice
         told = ((THINKING, choice.reasoning), (TEXT, choice.text))
         content = [{**kind.empty, kind.key: text} for kind, text in told if text]
+        content += [
+            {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call)}
+            for call in choice.calls
+        ]
         return {**self._message(content, *self._stop()), "usage": usage(choice)}
 
     def _message(self, content: list[Json], reason: str | None, sequence: str | None) -> Json:
@@ -110,8 +125,19 @@ class AnthropicWriter:
         if end.reason == "length":
             is_full = end.n_output < request.max_tokens
             return ("model_context_window_exceeded" if is_full else "max_tokens"), None
+        if self._choice.calls:
+            return "tool_use", None
         sequence = stop_hit(self._choice, request.stop_sequences, self._reply.tokenizer)
         return ("stop_sequence" if sequence else "end_turn"), sequence
+
+
+def _input(call: CallPiece) -> Json:
+    """Of a call that was cut there is no object."""
+    try:
+        value = json.loads(call.arguments)
+    except ValueError:
+        value = {}
+    return value if isinstance(value, dict) else {}
 
 
 def stop_hit(choice: Choice, stops: Sequence[str], tokenizer: Tokenizer) -> str | None:

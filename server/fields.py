@@ -34,7 +34,6 @@ class FieldRules:
 
 TOOLS = "tools are not supported yet"
 CHAT_ONLY = "belongs to /v1/chat/completions"
-CONSTRAINED = "constrained output is not supported yet"
 SAMPLER = "this sampler is not implemented"
 MEDIA = "only text goes in and comes out"
 ELSEWHERE = "vLLM and llama.cpp extension without a counterpart here"

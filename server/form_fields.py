@@ -15,6 +15,16 @@ from .asking import Asked
 from .structured import Form
 
 MAX_CHOICES = 1000
+FORM_FIELDS = (
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "grammar",
+    "json_schema",
+)
+"""Beside response_format."""
 
 
 def _schema(value: Any) -> Any:
@@ -73,6 +83,29 @@ class ResponseFormat(Exact):
         if self.schema_ is not None:
             return Form("json", self.schema_, f"{field}.schema")
         return Form("json", {"type": "object"}, field)
+
+
+class TextFormat(Exact):
+    """Of /v1/responses: OpenAI's schema without the frame."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: Schema | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> TextFormat:
+        if (self.schema_ is not None) != (self.type == "json_schema"):
+            raise ValueError("a schema belongs to type json_schema, and json_schema needs one")
+        return self
+
+    def form(self, field: str) -> Form | None:
+        if self.type == "text":
+            return None
+        if self.schema_ is None:
+            return Form("json", {"type": "object"}, field)
+        return Form("json", self.schema_, f"{field}.schema")
 
 
 class StructuredOutputs(Exact):

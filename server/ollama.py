@@ -31,7 +31,8 @@ def chat_prompts(service: Service, request: OllamaChat) -> list[Prompt]:
     if not request.messages:
         return []
     messages = [message.for_template() for message in request.messages]
-    return [chat_prompt(service, messages, effort=request.effort, instead=GENERATE)]
+    use, effort = request.tool_use, request.effort
+    return [chat_prompt(service, messages, effort=effort, instead=GENERATE, use=use)]
 
 
 def generate_prompts(service: Service, request: OllamaGenerate) -> list[Prompt]:
@@ -158,6 +159,7 @@ def shown(service: Service) -> dict[str, Any]:
         },
         "capabilities": [
             "completion",
+            *(["tools"] if template else []),  # a template without them has them told
             *(["thinking"] if thinks else []),
             *(["insert"] if service.tokenizer.fim else []),
         ],

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field
 from ..runtime.sampling_params import SamplingParams
 from .asking import (
     MAX_INT,
+    MAX_NAME_CHARS,
     MAX_SEED,
     MAX_TOP_LOGPROBS,
     Asked,
@@ -25,7 +26,9 @@ from .asking import (
     stops,
 )
 from .errors import refused
-from .fields import CONSTRAINED, MEDIA, SAMPLER, TOOLS, FieldRules, Refused
+from .fields import MEDIA, SAMPLER, FieldRules, Refused
+from .structured import Form
+from .tools import MAX_TOOLS, ToolUse, offered
 
 NEVER_CUT = "a prompt that is too long is refused, never cut"
 OWN_TEMPLATE = "the template is chosen when the server starts; raw leaves it out"
@@ -53,8 +56,6 @@ OPTIONS = FieldRules(
 
 REQUEST = FieldRules(
     refused={
-        "format": Refused(CONSTRAINED, ("",)),
-        "tools": Refused(TOOLS, ([],)),
         "images": Refused(MEDIA, ([],)),
         "template": Refused(OWN_TEMPLATE, ("",)),
         "suffix": Refused("belongs to /api/generate", ("",)),
@@ -71,6 +72,15 @@ REQUEST = FieldRules(
     },
     no_effect=frozenset({"keep_alive"}),  # the model stays for as long as the server runs
 )
+
+
+def _format(value: Any) -> Any:
+    """A schema; "json" is any object, "" is free text."""
+    if value in ("", "json"):
+        return {"type": "object"} if value else None
+    if not isinstance(value, dict):
+        raise ValueError('must be "json" or a JSON schema')
+    return value
 
 
 class OllamaOptions(Fields):
@@ -112,6 +122,7 @@ class OllamaRequest(Asked):
 
     stream: bool = True
     options: OllamaOptions = OllamaOptions()
+    format: Annotated[Any, BeforeValidator(_format)] = None
     think: bool | Literal["low", "medium", "high"] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
@@ -127,6 +138,10 @@ class OllamaRequest(Asked):
         if self.top_logprobs and not self.logprobs:
             raise refused("top_logprobs needs logprobs: true", param="top_logprobs")
         return self.top_logprobs if self.logprobs else None
+
+    @property
+    def form(self) -> Form | None:
+        return Form("json", self.format, "format") if self.format else None
 
     def check_context(self, context: int | None) -> None:
         """num_ctx asks for room, and there is as much or there is not."""
@@ -182,11 +197,39 @@ class OllamaMessage(Strict):
         return {**message, "reasoning_content": self.thinking, "name": self.tool_name}
 
 
+def _tool_type(value: Any) -> Any:
+    if value != "function":
+        raise ValueError("only functions are supported")
+    return value
+
+
+class OllamaFunction(Strict):
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class OllamaTool(Strict):
+    type: Annotated[str, BeforeValidator(_tool_type)] = "function"
+    function: OllamaFunction
+
+
 class OllamaChat(OllamaRequest):
+    tools: Annotated[list[OllamaTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
+        default_factory=list
+    )
     messages: Annotated[list[OllamaMessage], Field(fail_fast=True)] = Field(default_factory=list)
+
+    @property
+    def tool_use(self) -> ToolUse | None:
+        return offered([tool.function.model_dump(exclude_none=True) for tool in self.tools])
 
 
 class OllamaGenerate(OllamaRequest):
+    RULES: ClassVar[FieldRules] = FieldRules(
+        {**REQUEST.refused, "tools": Refused("belongs to /api/chat", ([],))}, REQUEST.no_effect
+    )
+
     prompt: str = ""
     suffix: str = ""
     system: str = ""

@@ -6,6 +6,7 @@ read. Durations are nanoseconds. An empty piece is the sign of life: every clien
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -15,6 +16,7 @@ from ..runtime.events import Event, FinishEvent, TokenEvent
 from .answer import Choice
 from .errors import ApiError, ollama_shape
 from .logprobs import ChatLogprobs
+from .parts import CallPiece
 from .reply import Json, Reply
 from .sse import frame, to_json
 
@@ -53,13 +55,16 @@ class OllamaWriter:
         assert self._choice is not None
         if self._logprobs and isinstance(event, TokenEvent):
             self._held.append(event)
-        parts = self._choice.add_text(event)
-        return "".join(
-            [
-                self._line(self._piece("", text)) if is_reasoning else self._text(text)
-                for is_reasoning, text in parts
-            ]
-        )
+        written = ""
+        for is_reasoning, piece in self._choice.add(event):
+            if isinstance(piece, CallPiece):
+                continue  # calls are shown whole
+            written += self._line(self._piece("", piece)) if is_reasoning else self._text(piece)
+        calls = whole_calls(self._choice) if self._choice.finish else []
+        if calls:
+            message = {"role": "assistant", "content": "", "tool_calls": calls}
+            written += self._line({"message": message})
+        return written
 
     def _text(self, text: str) -> str:
         if self._logprobs:
@@ -77,6 +82,8 @@ class OllamaWriter:
     def body(self) -> Json:
         choice = self._choice
         piece = self._piece(choice.text, choice.reasoning) if choice else self._piece("", "")
+        if choice and (calls := whole_calls(choice)):
+            piece["message"]["tool_calls"] = calls
         logprobs = self._written_logprobs(choice.tokens) if choice else {}
         return {**self._head, **piece, **done(choice), **logprobs}
 
@@ -89,6 +96,16 @@ class OllamaWriter:
         if not self._logprobs or not tokens:
             return {}
         return {"logprobs": self._logprobs.write(tokens)["content"]}
+
+
+def whole_calls(choice: Choice) -> list[Json]:
+    """Arguments are an object here, so a call that was cut is none."""
+    calls = []
+    for call in choice.calls:
+        with contextlib.suppress(ValueError):
+            function = {"name": call.name, "arguments": json.loads(call.arguments)}
+            calls.append({"id": call.id, "function": {"index": call.nth, **function}})
+    return calls
 
 
 def done(choice: Choice | None) -> dict[str, Any]:

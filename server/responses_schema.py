@@ -12,9 +12,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from .asking import MAX_TOP_LOGPROBS, Fields, Positive, Strict
-from .fields import CONSTRAINED, MEDIA, NO_EFFECT, REFUSED, TOOLS, FieldRules, Refused
+from .fields import MEDIA, NO_EFFECT, REFUSED, TOOLS, FieldRules, Refused
+from .form_fields import FORM_FIELDS, TextFormat
 from .reasoning import Effort
 from .schema import Sampled
+from .structured import Form
 
 STATELESS = "nothing is stored here; send the whole conversation as input"
 
@@ -40,6 +42,7 @@ REQUEST = FieldRules(
         "max_completion_tokens": Refused("use max_output_tokens"),
         "n": Refused("one answer per request", (1,)),
         "logprobs": Refused("use top_logprobs", (False,)),
+        **dict.fromkeys(FORM_FIELDS, Refused("use text.format")),
         "response_format": Refused("use text.format", ({"type": "text"},)),
         "verbosity": Refused("use text.verbosity"),
         "reasoning_effort": Refused("use reasoning.effort"),
@@ -51,10 +54,11 @@ REQUEST = FieldRules(
 class Text(Fields):
     RULES: ClassVar[FieldRules] = FieldRules(
         refused={
-            "format": Refused(CONSTRAINED, ({"type": "text"},)),
             "verbosity": REFUSED["verbosity"],
         }
     )
+
+    format: TextFormat | None = None
 
 
 SUMMARY = Refused("reasoning is shown whole, without a summary", ("auto",))
@@ -156,6 +160,10 @@ class ResponsesRequest(Sampled):
     def n_logprobs(self) -> int | None:
         has_any = self.top_logprobs or "message.output_text.logprobs" in self.include
         return (self.top_logprobs or 0) if has_any else None
+
+    @property
+    def form(self) -> Form | None:
+        return self.text.format.form("text.format") if self.text.format else None
 
     @property
     def limits(self) -> list[int | None]:

@@ -201,7 +201,7 @@ class ResponsesWriter:
             "service_tier": "flex" if request.service == "background" else "default",
             "store": False,
             "temperature": request.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": _format(request)},
             "tool_choice": "auto",
             "tools": [],
             "top_logprobs": request.top_logprobs or 0,
@@ -210,6 +210,11 @@ class ResponsesWriter:
             "usage": _usage(self._choice) if end else None,
             "timings": timings(end) if end else None,
         }
+
+
+def _format(request: Any) -> Json:
+    given = request.text.format
+    return given.model_dump(by_alias=True, exclude_none=True) if given else {"type": "text"}
 
 
 def _usage(choice: Choice) -> Json:

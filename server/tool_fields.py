@@ -12,9 +12,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from .asking import Asked
 from .errors import refused
-from .tools import ToolUse
+from .tools import MAX_TOOLS, ToolUse, offered
 
-MAX_TOOLS = 128
 NAME = r"^[a-zA-Z0-9_.:-]{1,64}$"
 
 
@@ -82,21 +81,8 @@ class ToolFields(Asked):
         if choice == "none":
             return None
         mode: Any = choice or "auto"
-        names = None
+        names: list[str] = []
         if isinstance(choice, Mapping):
             mode, names = choice["mode"], choice["names"]
-        shown: dict[str, dict[str, Any]] = {}
-        for at, tool in enumerate(self.tools):
-            if tool.function.name in shown:
-                param = f"tools[{at}].function.name"
-                raise refused(f"{param}: a tool before has this name", param=param)
-            shown[tool.function.name] = tool.function.model_dump(exclude_none=True)
-        for name in names or ():
-            if name not in shown:
-                raise refused(f"tool_choice: there is no tool {name!r:.80}", param="tool_choice")
-        return ToolUse(
-            functions=list(shown.values()),
-            mode=mode,
-            callable=tuple(names or shown),
-            several=self.parallel_tool_calls,
-        )
+        functions = [tool.function.model_dump(exclude_none=True) for tool in self.tools]
+        return offered(functions, mode=mode, names=names, several=self.parallel_tool_calls)

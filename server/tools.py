@@ -6,16 +6,21 @@ stands, how calls are read back.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..runtime.grammar import Grammar, Grammars, json_grammar, literal
 from ..runtime.tokenizer import Tokenizer
+from .errors import refused
 from .structured import Form, thinking_first
 from .tool_formats import ToolFormat, call_rules, free_until_calls
 
 Json = dict[str, Any]
 NO_ARGUMENTS: Json = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+MAX_TOOLS = 128
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,33 @@ class ToolUse:
             for function in self.functions
             if function["name"] in self.callable
         }
+
+
+def offered(
+    functions: list[Json],
+    *,
+    mode: Literal["auto", "required", "named"] = "auto",
+    names: Sequence[str] = (),
+    several: bool = True,
+    place: str = "tools[{}].function",
+    schema: str = "parameters",
+) -> ToolUse | None:
+    """None without functions. names: of those that may be called; none given: all.
+
+    place: where function number {} stands in the request, and in it its schema. Raises ApiError.
+    """
+    known: dict[str, None] = {}
+    for at, function in enumerate(functions):
+        if function["name"] in known:
+            param = f"{place.format(at)}.name"
+            raise refused(f"{param}: a tool before has this name", param=param)
+        known[function["name"]] = None
+    for name in names:
+        if name not in known:
+            raise refused(f"tool_choice: there is no tool {name!r:.80}", param="tool_choice")
+    if not functions:
+        return None
+    return ToolUse(functions, mode, tuple(names or known), several, f"{place}.{schema}")
 
 
 def answer_grammar(

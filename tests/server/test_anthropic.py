@@ -307,8 +307,9 @@ def test_count_tokens(client: anthropic.Anthropic, engine: ScriptedEngine) -> No
     assert counted.input_tokens == message.usage.input_tokens
     with pytest.raises(anthropic.NotFoundError):
         client.messages.count_tokens(model="other", messages=HI)
-    with pytest.raises(anthropic.BadRequestError, match="tools: tools are not supported yet"):
-        client.messages.count_tokens(model="tiny", messages=HI, tools=[{"name": "f"}])  # type: ignore[list-item]
+    server_tool: Any = {"type": "bash_20250124", "name": "bash"}
+    with pytest.raises(anthropic.BadRequestError, match=r"tools\[0\].type"):
+        client.messages.count_tokens(model="tiny", messages=HI, tools=[server_tool])
 
 
 def test_cached_tokens_stand_beside_the_input() -> None:

@@ -216,7 +216,7 @@ def test_thinking() -> None:
         assert (generated.thinking, generated.response) == ("hm", "yes")
         client.chat("tiny", HI, think=False)
         assert prompt_of(engine).endswith("<think>\n\n</think>\n\n")
-        assert client.show("tiny").capabilities == ["completion", "thinking"]
+        assert client.show("tiny").capabilities == ["completion", "tools", "thinking"]
 
 
 def test_thinking_a_model_cannot_do(client: ollama.Client) -> None:
@@ -263,7 +263,7 @@ def test_what_is_told_of_the_model(client: ollama.Client, http: httpx.Client) ->
     assert model.modified_at
     assert client.ps().models[0].context_length == 4096
     shown = client.show("tiny")
-    assert shown.capabilities == ["completion"]
+    assert shown.capabilities == ["completion", "tools"]
     assert shown.template
     assert shown.template.startswith("{% for m in messages %}")
     assert http.get("/api/version").json() == {"version": API_VERSION}
