@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import uvicorn
 from martlet.runtime.constraint import Constraint
+from martlet.runtime.engine import Engine
 from martlet.runtime.errors import ContextTooLong, QueueFull
 from martlet.runtime.events import (
     FINISH_REASONS,
@@ -298,6 +299,36 @@ def running_app(app: Any) -> Iterator[str]:
 
 
 @contextlib.contextmanager
+def client_of(app: Any, *, timeout_s: float = 30) -> Iterator[httpx.Client]:
+    """A client of a real server that runs this app."""
+    with (
+        running_app(app) as url,
+        httpx.Client(base_url=url, timeout=timeout_s, trust_env=False) as client,
+    ):
+        yield client
+
+
+@contextlib.contextmanager
+def serving_engine(
+    engine: Engine, tokenizer: Tokenizer, *, timeout_s: float = 30, **options: Any
+) -> Iterator[httpx.Client]:
+    """A client of a server over a real engine, which is started and closed."""
+    engine.start()
+    try:
+        app = create_app(
+            engine,
+            tokenizer,
+            model_name="tiny",
+            context=engine.context,
+            options=ServerOptions(**options),
+        )
+        with client_of(app, timeout_s=timeout_s) as client:
+            yield client
+    finally:
+        engine.close()
+
+
+@contextlib.contextmanager
 def serving(
     engine: ScriptedEngine, *, model_name: str = "tiny", **options: Any
 ) -> Iterator[httpx.Client]:
@@ -309,10 +340,7 @@ def serving(
         context=engine.context,
         options=ServerOptions(**options),
     )
-    with (
-        running_app(app) as url,
-        httpx.Client(base_url=url, timeout=30, trust_env=False) as client,
-    ):
+    with client_of(app) as client:
         yield client
 
 

@@ -11,12 +11,17 @@ import numpy as np
 import pytest
 from martlet.runtime.engine import Engine
 from martlet.runtime.tokenizer import Tokenizer
-from martlet.server import create_app
 from martlet.server.schema import Generation, Sampled
 
 from ..runtime.scripted import ScriptedExecutor
-from .scripted_engine import END, VOCAB_SIZE, ScriptedEngine, assert_refused, byte_tokenizer
-from .scripted_engine import running_app as running
+from .scripted_engine import (
+    END,
+    VOCAB_SIZE,
+    ScriptedEngine,
+    assert_refused,
+    byte_tokenizer,
+    serving_engine,
+)
 from .scripted_engine import serving as serving_scripted
 
 PATH = "/v1/completions"
@@ -53,16 +58,8 @@ def tokenizer_of(**metadata: Any) -> Tokenizer:
 def serving() -> Iterator[httpx.Client]:
     tokenizer = byte_tokenizer()
     engine = Engine(ScriptedExecutor(letters), tokenizer, context=64)
-    engine.start()
-    try:
-        app = create_app(engine, tokenizer, model_name="tiny", context=64)
-        with (
-            running(app) as url,
-            httpx.Client(base_url=url, timeout=30, trust_env=False) as client,
-        ):
-            yield client
-    finally:
-        engine.close()
+    with serving_engine(engine, tokenizer) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")

@@ -17,12 +17,17 @@ from langchain_openai import OpenAIEmbeddings
 from martlet.runtime.engine import Engine
 from martlet.runtime.executors.reference import ReferenceExecutor
 from martlet.runtime.sampling import SamplingParams
-from martlet.server import ServerOptions, create_app
 
 from ..runtime.harness import run_all
 from ..runtime.test_pooling import Embedded
 from ..runtime.tiny import TinyDims, tiny_model
-from .scripted_engine import BOS, VOCAB_SIZE, assert_refused, byte_tokenizer, running_app
+from .scripted_engine import (
+    BOS,
+    VOCAB_SIZE,
+    assert_refused,
+    byte_tokenizer,
+    serving_engine,
+)
 
 PATH = "/v1/embeddings"
 DIM = 64
@@ -45,22 +50,8 @@ def serving(
     pooling_type: int = 0, *, max_queue: int = 64, **options: Any
 ) -> Iterator[httpx.Client]:
     engine = engine_of(pooling_type, max_queue=max_queue)
-    engine.start()
-    try:
-        app = create_app(
-            engine,
-            byte_tokenizer(add_bos=True),
-            model_name="tiny",
-            context=64,
-            options=ServerOptions(**options),
-        )
-        with (
-            running_app(app) as url,
-            httpx.Client(base_url=url, timeout=60, trust_env=False) as client,
-        ):
-            yield client
-    finally:
-        engine.close()
+    with serving_engine(engine, byte_tokenizer(add_bos=True), timeout_s=60, **options) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,6 @@ import psutil
 import pytest
 from martlet.runtime.engine import Engine
 from martlet.runtime.errors import MartletError
-from martlet.server import create_app
 from martlet.server.run import open_socket
 
 from ..runtime.scripted import ScriptedExecutor
@@ -29,7 +28,7 @@ from .scripted_engine import (
     VOCAB_SIZE,
     assert_refused,
     byte_tokenizer,
-    running_app,
+    serving_engine,
     wait_until,
 )
 
@@ -48,16 +47,8 @@ def mostly_five(history: np.ndarray) -> np.ndarray:
 def engine_serving(**engine_options: Any) -> Iterator[httpx.Client]:
     executor, tokenizer = ScriptedExecutor(mostly_five), byte_tokenizer()
     engine = Engine(executor, tokenizer, context=64, **engine_options)
-    engine.start()
-    try:
-        app = create_app(engine, tokenizer, model_name="tiny", context=64)
-        with (
-            running_app(app) as url,
-            httpx.Client(base_url=url, timeout=30, trust_env=False) as client,
-        ):
-            yield client
-    finally:
-        engine.close()
+    with serving_engine(engine, tokenizer) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")

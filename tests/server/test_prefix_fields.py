@@ -10,10 +10,9 @@ from typing import Any
 import httpx
 import pytest
 from martlet.runtime.engine import Engine
-from martlet.server import ServerOptions, create_app
 
 from ..runtime.scripted import ScriptedExecutor, hashed_logits
-from .scripted_engine import assert_refused, byte_tokenizer, running_app
+from .scripted_engine import assert_refused, byte_tokenizer, serving_engine
 
 PATH, CHAT = "/v1/completions", "/v1/chat/completions"
 LONG = [ord("q")] * 40  # two blocks of 16, and eight tokens
@@ -23,18 +22,8 @@ LONG = [ord("q")] * 40  # two blocks of 16, and eight tokens
 def serving_prefixes(**options: Any) -> Iterator[httpx.Client]:
     tokenizer = byte_tokenizer()
     engine = Engine(ScriptedExecutor(hashed_logits()), tokenizer, context=256)
-    engine.start()
-    try:
-        app = create_app(
-            engine, tokenizer, model_name="tiny", context=256, options=ServerOptions(**options)
-        )
-        with (
-            running_app(app) as url,
-            httpx.Client(base_url=url, timeout=30, trust_env=False) as client,
-        ):
-            yield client
-    finally:
-        engine.close()
+    with serving_engine(engine, tokenizer, **options) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,17 +26,6 @@ from .scripted_engine import (
 BODIES = {"/v1/chat/completions": chat_body(), "/v1/completions": {"prompt": "a"}}
 PATHS = list(BODIES)
 JSON = {"content-type": "application/json"}
-
-
-@pytest.fixture(scope="module")
-def engine() -> ScriptedEngine:
-    return ScriptedEngine()
-
-
-@pytest.fixture(scope="module")
-def client(engine: ScriptedEngine) -> Iterator[httpx.Client]:
-    with serving(engine) as client:
-        yield client
 
 
 @pytest.mark.parametrize("field", REFUSED)

@@ -14,10 +14,9 @@ import openai
 import pytest
 from martlet.runtime.engine import Engine
 from martlet.runtime.tokenizer import Tokenizer
-from martlet.server import create_app
 
 from ..runtime.scripted import ScriptedExecutor, hashed_logits
-from .scripted_engine import BOS, assert_refused, byte_tokenizer, running_app
+from .scripted_engine import BOS, assert_refused, byte_tokenizer, serving_engine
 
 PATH = "/v1/completions"
 SCRIPT = hashed_logits()
@@ -26,16 +25,8 @@ SCRIPT = hashed_logits()
 @contextlib.contextmanager
 def serving(tokenizer: Tokenizer) -> Iterator[httpx.Client]:
     engine = Engine(ScriptedExecutor(SCRIPT), tokenizer, context=256)
-    engine.start()
-    try:
-        app = create_app(engine, tokenizer, model_name="tiny", context=256)
-        with (
-            running_app(app) as url,
-            httpx.Client(base_url=url, timeout=60, trust_env=False) as client,
-        ):
-            yield client
-    finally:
-        engine.close()
+    with serving_engine(engine, tokenizer, timeout_s=60) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ import openai
 import pydantic
 import pytest
 from martlet.runtime.engine import Engine
-from martlet.server import create_app
 
 from ..runtime.scripted import ScriptedExecutor
 from .scripted_engine import (
@@ -25,9 +24,9 @@ from .scripted_engine import (
     assert_refused,
     byte_tokenizer,
     chat_body,
-    running_app,
     says,
     serving,
+    serving_engine,
 )
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -44,16 +43,8 @@ def babble(history: np.ndarray) -> np.ndarray:
 def babbling(template: str | None = THINKING, **options: Any) -> Iterator[httpx.Client]:
     tokenizer = byte_tokenizer() if template is None else byte_tokenizer(template)
     engine = Engine(ScriptedExecutor(babble, n_blocks=512), tokenizer, context=2048, **options)
-    engine.start()
-    try:
-        app = create_app(engine, tokenizer, model_name="tiny", context=2048)
-        with (
-            running_app(app) as url,
-            httpx.Client(base_url=url, timeout=60, trust_env=False) as client,
-        ):
-            yield client
-    finally:
-        engine.close()
+    with serving_engine(engine, tokenizer, timeout_s=60) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,9 @@ from typing import Any
 import httpx
 import pytest
 from martlet.runtime.engine import Engine
-from martlet.server import create_app
 
 from ..runtime.scripted import ScriptedExecutor, hashed
-from .scripted_engine import assert_refused, byte_tokenizer, running_app
+from .scripted_engine import assert_refused, byte_tokenizer, serving_engine
 
 PATH = "/v1/completions"
 
@@ -25,16 +24,8 @@ def serving_slowly(
     executor = ScriptedExecutor(hashed(90), seconds_per_step=seconds_per_step)
     tokenizer = byte_tokenizer()
     engine = Engine(executor, tokenizer, context=512)
-    engine.start()
-    try:
-        app = create_app(engine, tokenizer, model_name="tiny", context=512)
-        with (
-            running_app(app) as url,
-            httpx.Client(base_url=url, timeout=30, trust_env=False) as client,
-        ):
-            yield client, executor, engine
-    finally:
-        engine.close()
+    with serving_engine(engine, tokenizer) as client:
+        yield client, executor, engine
 
 
 def test_a_deadline_ends_in_an_error_and_not_in_a_finish_reason() -> None:
