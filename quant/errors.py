@@ -1,4 +1,4 @@
-"""The root of martlet's typed errors, and the two that a file can cause.
+"""The root of martlet's typed errors, and those that a file can cause.
 
 Owns: the classes every caller may catch. Must not know: who raises them or how they are shown
 (the command line prints the message, the server turns it into a status).
@@ -18,3 +18,7 @@ class FileFormatError(MartletError):
 
 class UnsupportedError(MartletError):
     """The file is valid, but martlet does not implement what it asks for."""
+
+
+class NoSpace(MartletError):
+    """The disk is too full for the file that was to be written."""

@@ -14,16 +14,19 @@ import math
 import mmap
 import os
 import stat
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from .errors import FileFormatError, MartletError, UnsupportedError
 from .formats import FORMATS, FORMATS_BY_ID, Format
 from .gguf_cursor import UINT32, Cursor, quoted
+from .gguf_field import Field
 
+_T = TypeVar("_T")
 MAX_DIMS = 4
 DEFAULT_ALIGNMENT = 32
 MAX_ALIGNMENT = 65_536  # the largest page size in use; more would only be padding
@@ -83,10 +86,19 @@ class _Entry:
 
 
 def read_part(path: Path) -> GGUFPart:
+    return _read(path, _parse)
+
+
+def read_stored_fields(path: Path) -> dict[str, Field]:
+    """The metadata as the file stores it, for a file that copies it."""
+    return _read(path, _parse_fields)
+
+
+def _read(path: Path, parse: Callable[[Path, mmap.mmap], _T]) -> _T:
     try:
         mapped = _map(path)
         try:
-            return _parse(path, mapped)
+            return parse(path, mapped)
         except MartletError:
             mapped.close()  # no view exists yet; the error's traceback would keep the map alive
             raise
@@ -114,13 +126,24 @@ def _parse(path: Path, mapped: mmap.mmap) -> GGUFPart:
     metadata = _read_metadata(cursor, n_keys)
     entries = _read_entries(cursor, n_tensors)
     alignment = metadata.get(ALIGNMENT_KEY, DEFAULT_ALIGNMENT)
-    data_start = _padded(cursor.position, alignment)
+    data_start = padded(cursor.position, alignment)
     _check_places(entries, data_start, alignment, len(mapped))
     tensors = {}
     for e in entries:
         data = np.frombuffer(mapped, np.uint8, e.n_bytes, data_start + e.offset)
         tensors[e.name] = GGUFTensor(e.name, e.format, e.shape, data)
     return GGUFPart(path, len(mapped), version, alignment, metadata, tensors)
+
+
+def _parse_fields(path: Path, mapped: mmap.mmap) -> dict[str, Field]:
+    cursor = Cursor(mapped)
+    _read_version(cursor)
+    cursor.count(_LEAST_TENSOR_BYTES, "tensor")
+    n_keys = cursor.count(_LEAST_KEY_BYTES, "metadata key")
+    return {
+        key: Field(type_id, mapped[start : cursor.position])
+        for key, type_id, start, _ in _read_pairs(cursor, n_keys)
+    }
 
 
 def _read_version(cursor: Cursor) -> int:
@@ -139,21 +162,28 @@ def _read_version(cursor: Cursor) -> int:
 
 
 def _read_metadata(cursor: Cursor, n_keys: int) -> dict[str, Any]:
-    metadata: dict[str, Any] = {}
-    for i in range(n_keys):
-        key = cursor.name(f"name of metadata key {i}")
-        what = f"metadata key {quoted(key)}"
-        if key in metadata:
-            raise FileFormatError(f"{what} appears twice")
-        type_id = cursor.u32(f"value type of {what}")
-        if key == ALIGNMENT_KEY and type_id != UINT32:
-            raise FileFormatError(f"{what} has value type {type_id}, must be {UINT32} (uint32)")
-        metadata[key] = cursor.value(type_id, what)
-    _check_alignment(metadata.get(ALIGNMENT_KEY, DEFAULT_ALIGNMENT))
+    metadata = {key: value for key, _, _, value in _read_pairs(cursor, n_keys)}
+    check_alignment(metadata.get(ALIGNMENT_KEY, DEFAULT_ALIGNMENT))
     return metadata
 
 
-def _check_alignment(alignment: int) -> None:
+def _read_pairs(cursor: Cursor, n_keys: int) -> Iterator[tuple[str, int, int, Any]]:
+    """(key, value type, where the value starts, value); the cursor then stands at its end."""
+    seen: set[str] = set()
+    for i in range(n_keys):
+        key = cursor.name(f"name of metadata key {i}")
+        what = f"metadata key {quoted(key)}"
+        if key in seen:
+            raise FileFormatError(f"{what} appears twice")
+        seen.add(key)
+        type_id = cursor.u32(f"value type of {what}")
+        if key == ALIGNMENT_KEY and type_id != UINT32:
+            raise FileFormatError(f"{what} has value type {type_id}, must be {UINT32} (uint32)")
+        start = cursor.position
+        yield key, type_id, start, cursor.value(type_id, what)
+
+
+def check_alignment(alignment: int) -> None:
     if alignment.bit_count() != 1 or alignment > MAX_ALIGNMENT:
         raise FileFormatError(
             f"metadata key {ALIGNMENT_KEY!r} is {alignment}, "
@@ -208,7 +238,7 @@ def _check_places(entries: list[_Entry], data_start: int, alignment: int, n_byte
         free_from = entry.offset + entry.n_bytes
         # Padding counts too: writers pad the last tensor as well, so a file that ends inside its
         # padding was cut.
-        end = data_start + _padded(free_from, alignment)
+        end = data_start + padded(free_from, alignment)
         if end > n_bytes:
             raise FileFormatError(
                 f"{what} needs {entry.n_bytes} bytes at byte {data_start + entry.offset} and "
@@ -217,5 +247,5 @@ def _check_places(entries: list[_Entry], data_start: int, alignment: int, n_byte
             )
 
 
-def _padded(position: int, alignment: int) -> int:
+def padded(position: int, alignment: int) -> int:
     return (position + alignment - 1) // alignment * alignment

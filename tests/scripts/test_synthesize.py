@@ -6,13 +6,12 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from martlet.quant.errors import MartletError
+from martlet.quant import whole_file
+from martlet.quant.errors import MartletError, NoSpace
 from martlet.quant.formats import FORMATS
 from martlet.quant.gguf_file import GGUFFile
 from martlet.runtime.model import load_model
 from martlet.runtime.tokenizer import Tokenizer
-from martlet.scripts import synthesize as synthesizer
-from martlet.scripts.errors import NoSpace
 from martlet.scripts.random_vocabulary import LEAST_SIZE, vocabulary
 from martlet.scripts.shapes import MIXTURES, SHAPES, Shape, find_mixture, find_shape, takes_more
 from martlet.scripts.synthesize import write_model
@@ -137,7 +136,7 @@ def test_a_broken_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mon
 def test_too_small_a_disk_is_told_before_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(synthesizer, "MARGIN_BYTES", 1 << 60)
+    monkeypatch.setattr(whole_file, "MARGIN_BYTES", 1 << 60)
     with pytest.raises(NoSpace, match="MiB free, the model needs"):
         write_model(tmp_path / "model.gguf", SMALL, MIXTURES["Q4_0"])
     assert not list(tmp_path.iterdir())
