@@ -353,3 +353,18 @@ int32_t mt_engine_run(mt_engine *e, const mt_step *step, char *err) {
     e->step = NULL;
     return 0;
 }
+
+int32_t mt_engine_read_rows(const mt_engine *e, int32_t buffer, int32_t n_rows, float *out,
+                            char *err) {
+    if (buffer < 0 || buffer >= e->plan.n_buffers)
+        return mt_fail(err, "there is no buffer %d, the plan has %d", buffer, e->plan.n_buffers);
+    const mt_buffer *b = &e->buffers[buffer];
+    if (b->kind != MT_BUF_F32 || b->is_logits)
+        return mt_fail(err, "buffer %d holds no floats of the arena", buffer);
+    if (n_rows < 0 || n_rows > e->plan.max_rows)
+        return mt_fail(err, "cannot read %d rows, a buffer has %d", n_rows, e->plan.max_rows);
+    const size_t width = (size_t)b->width;
+    for (int32_t i = 0; i < n_rows; i++)
+        memcpy(out + (size_t)i * width, mt_row(e, buffer, i), width * sizeof(float));
+    return 0;
+}

@@ -19,7 +19,7 @@
 /* ---- cffi begins ---- */
 
 enum {
-    MT_ABI_VERSION = 6,
+    MT_ABI_VERSION = 7,
     MT_ERR_BYTES = 256 /* size of the message buffer that a failing call fills */
 };
 
@@ -189,6 +189,10 @@ int32_t mt_isa_best(void);
 mt_engine *mt_engine_create(const mt_plan *plan, const mt_options *options, mt_bad_value *bad,
                             char *err);
 int32_t mt_engine_run(mt_engine *engine, const mt_step *step, char *err);
+/* The first n_rows rows of a float buffer as the last step left them, out[n_rows][width]. What they
+ * hold is defined where the plan gives the buffer memory that no other one shares. */
+int32_t mt_engine_read_rows(const mt_engine *engine, int32_t buffer, int32_t n_rows, float *out,
+                            char *err);
 /* One block of tokens: where windowed layers keep it, and where the others do. */
 typedef struct mt_block {
     int32_t id, window_id;
@@ -245,6 +249,8 @@ MT_API int32_t mt_isa_best(void);
 MT_API mt_engine *mt_engine_create(const mt_plan *plan, const mt_options *options,
                                    mt_bad_value *bad, char *err);
 MT_API int32_t mt_engine_run(mt_engine *engine, const mt_step *step, char *err);
+MT_API int32_t mt_engine_read_rows(const mt_engine *engine, int32_t buffer, int32_t n_rows,
+                                   float *out, char *err);
 MT_API int32_t mt_engine_copy_block(mt_engine *engine, mt_block src, mt_block dst, char *err);
 MT_API int64_t mt_engine_block_bytes(const mt_engine *engine);
 MT_API int32_t mt_engine_read_block(const mt_engine *engine, mt_block block, uint8_t *out,

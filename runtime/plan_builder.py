@@ -231,13 +231,14 @@ class PlanBuilder:
 
     # -- finish -----------------------------------------------------------------------------
 
-    def finish(self) -> Plan:
+    def finish(self, *, keep: bool = False) -> Plan:
+        """keep: no buffer's memory is used again within a step, see Executor.read_rows."""
         logits = next((b for b in self.buffers if b.is_logits), None)
         if logits is None:
             raise ModelError("the recording has no logits buffer")
         fold_glu(self.ops, self.tensors)
         fold_quantize(self.ops)
-        arena_bytes = place_buffers(self.ops, self.buffers, self.max_rows)
+        arena_bytes = place_buffers(self.ops, self.buffers, self.max_rows, keep)
         return Plan(
             self.ops,
             self.buffers,

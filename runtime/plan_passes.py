@@ -60,10 +60,11 @@ def fold_quantize(ops: list[Op]) -> None:
     ops[:] = kept
 
 
-def place_buffers(ops: list[Op], buffers: list[Buffer], max_rows: int) -> int:
+def place_buffers(ops: list[Op], buffers: list[Buffer], max_rows: int, keep: bool = False) -> int:
     """Gives every buffer an offset so that buffers alive at the same time never overlap.
 
-    First fit, largest first within the order of birth; returns the arena's bytes.
+    First fit, largest first within the order of birth; returns the arena's bytes. keep: all live
+    until the step has ended, so that their rows can be read then.
     """
     first: dict[int, int] = {}
     last: dict[int, int] = {}
@@ -71,7 +72,7 @@ def place_buffers(ops: list[Op], buffers: list[Buffer], max_rows: int) -> int:
         for b in (*op.outs, *op.inputs):
             if b >= 0:
                 first.setdefault(b, at)
-                last[b] = at
+                last[b] = len(ops) if keep else at
     placed: list[int] = []
     arena_bytes = 0
     for b in sorted(first, key=lambda b: (first[b], -buffers[b].row_bytes)):

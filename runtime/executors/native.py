@@ -160,6 +160,7 @@ class NativeExecutor:
         self._logits_width = plan.vocab_size
         self.hidden = np.empty((0, plan.hidden_width), np.float32)
         self._n_ops = len(plan.ops)
+        self._widths = [buffer.width for buffer in plan.buffers]
         self._library = Library()
         self._ffi, self._lib = self._library.ffi, self._library.lib
         self.isa_index = self._library.isa_index(isa)
@@ -207,6 +208,14 @@ class NativeExecutor:
         self._check(self._lib.mt_engine_run(self._live(), record, self._error))
         self.hidden = hidden
         return logits
+
+    def read_rows(self, buffer: int, n_rows: int) -> np.ndarray:
+        """Rows of a float buffer after a step, (n_rows, width) float32; the plan must keep it."""
+        out = np.empty((n_rows, self._widths[buffer]), np.float32)
+        pointer = self._ffi.from_buffer("float[]", out)
+        read = self._lib.mt_engine_read_rows
+        self._check(read(self._live(), buffer, n_rows, pointer, self._error))
+        return out
 
     def copy_block(self, src: int, dst: int, window: tuple[int, int] | None = None) -> None:
         """window: the same in windowed layers, where other blocks hold those tokens."""

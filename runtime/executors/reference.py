@@ -143,6 +143,7 @@ class ReferenceExecutor:
         self.n_window_blocks = n_window_blocks or n_blocks
         self.window = plan.window
         self.hidden = np.empty((0, plan.hidden_width), np.float32)
+        self._last: _Run | None = None
         self._decoded = [
             finite_values(weights, tensor.name) if tensor.values is None else tensor.values
             for tensor in plan.tensors
@@ -178,7 +179,14 @@ class ReferenceExecutor:
         for op in self.plan.ops:
             self._run_op[op.kind](run, op)
         self.hidden = run.hidden()
+        self._last = run
         return run.logits()
+
+    def read_rows(self, buffer: int, n_rows: int) -> np.ndarray:
+        """Rows of a float buffer after a step, (n_rows, width) float32; buffers share nothing."""
+        if self._last is None:
+            raise ModelError("there are no rows to read before the first step")
+        return self._last.floats(buffer)[:n_rows].copy()
 
     def copy_block(self, src: int, dst: int, window: tuple[int, int] | None = None) -> None:
         n = self.block_tokens

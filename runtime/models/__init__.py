@@ -30,14 +30,18 @@ def record_plan(
     max_rows: int,
     *,
     activations: BufferKind = BufferKind.Q8,
+    keep: bool = False,
 ) -> Plan:
-    """Records the model; a missing or misshapen tensor raises ModelError naming it."""
+    """Records the model; a missing or misshapen tensor raises ModelError naming it.
+
+    keep: buffers share no memory, so that their rows can be read after a step.
+    """
     if config.arch not in RECORDERS:
         known = ", ".join(sorted(RECORDERS))
         raise UnsupportedError(f"architecture {config.arch!r} is not supported; supported: {known}")
     recording = Recording(PlanBuilder(weights, max_rows, activations), config, weights)
     RECORDERS[config.arch](recording)
-    return recording.plan.finish()
+    return recording.plan.finish(keep=keep)
 
 
 def unused_tensors(plan: Plan, weights: WeightSource) -> list[str]:
