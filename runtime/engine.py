@@ -97,6 +97,7 @@ class Engine:
             max_running=max_running,
             prompt_rows=self._pace.prompt_rows,
             scored_rows=scored_rows(tokenizer.vocab_size),
+            copy_block=executor.copy_block,
         )
         alone = executor.n_blocks * executor.block_tokens
         if pool.parts and not pool.parts.fits(pool.parts.share(alone), step_rows):
@@ -242,11 +243,8 @@ class Engine:
             reads.check(logits, hidden)
         except Exception as error:
             # The keys and values of these rows are unknown now; those of others are untouched.
-            for request in (
-                *(item.request for item in granted),
-                *(copy.request for copy in self.scheduler.copies),
-            ):
-                self._fail(request, error)
+            for item in granted:
+                self._fail(item.request, error)
             return True
         self._counts.count_step(granted)
         self.scheduler.commit(granted)
@@ -272,8 +270,6 @@ class Engine:
             self._fail(request, error)
 
     def _run(self, granted: Sequence[Scheduled]) -> tuple[Logits, Hidden]:
-        for _, src, dst, window in self.scheduler.copies:
-            self._executor.copy_block(src, dst, window)
         parts = self.scheduler.pool.parts
         step = build_step(granted, parts.of_block if parts else None)
         start_s = time.perf_counter()

@@ -15,7 +15,7 @@ blocks before it; so no cached block outlives the prefix it depends on.
 
 Only full blocks whose keys and values are final are registered and shared, and a table writes only
 behind its last full block. So a shared block is never written. A block that would be shared and
-written, that of a prompt's last token, is copied beforehand (twins.py).
+written, being equal only at its start, is copied beforehand (partial_hits.py).
 When equal blocks were computed side by side, the later table takes over the registered block and
 gives back its own: the bits are the same by the law of row independence.
 
@@ -135,6 +135,22 @@ class BlockPool:
             parent = known
         return None
 
+    def longest_run(self, table: BlockTable, tokens: TokenIds) -> tuple[int, int] | None:
+        """Of the known full blocks that go on from the table's, the one that begins with most of
+        these tokens, and with how many of them; None if none does."""
+        found = self._index.longest_run(
+            table.last, table.salt, tokens, lambda prefix: self.has_part(prefix.block)
+        )
+        return found and (found[0].block, found[1])
+
+    def touch(self, block: int) -> None:
+        """Its content was of use: what was not goes before it."""
+        if block in self._free:
+            self._free.remove(block)
+            self._free.push_back(block)
+        if self.parts:
+            self.parts.touch(block)
+
     def why_missing(self, table: BlockTable, tokens: TokenIds) -> Miss | None:
         """Why attach_prefix ended where it did; None when it has covered all it may."""
         at_token = table.n_registered * self.block_tokens
@@ -185,9 +201,9 @@ class BlockPool:
         if self.parts:
             self.parts.extend(table, n_computed + n_rows)
 
-    def has_part(self, table: BlockTable, place: int) -> bool:
-        """Whether windowed layers have the block at this place, and the table holds on to it."""
-        return self.parts is None or place in table.window
+    def has_part(self, block: int) -> bool:
+        """Whether windowed layers have the block as well."""
+        return self.parts is None or self.parts.has(block)
 
     def slide_window(self, table: BlockTable, n_computed: int) -> None:
         """Gives back what no later row sees in windowed layers."""

@@ -13,6 +13,7 @@ import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,6 +21,9 @@ import numpy.typing as npt
 
 TokenIds = npt.NDArray[np.int32]
 HashBlock = Callable[[bytes, bytes], bytes]
+
+MOST_SIBLINGS = 64
+"""Known blocks behind one prefix that are looked at for a common start: the newest ones."""
 
 MissReason: TypeAlias = Literal[
     "off", "bypassed", "too_short", "evicted", "salt", "collision", "fingerprint", "differs", "new"
@@ -77,7 +81,7 @@ class PrefixIndex:
         self._root = hashlib.blake2b(fingerprint, digest_size=32).digest()
         self._hash_block = hash_block
         self._known: dict[bytes, Prefix] = {}
-        self._children: Counter[Prefix | None] = Counter()
+        self._children: dict[Prefix | bytes, dict[Prefix, None]] = {}  # the oldest first
         self._first_blocks: Counter[bytes] = Counter()  # without their salts
         self._evicted: OrderedDict[bytes, None] = OrderedDict()
         self._n_remembered = n_remembered
@@ -110,16 +114,19 @@ class PrefixIndex:
 
     def add(self, prefix: Prefix) -> None:
         self._known[prefix.digest] = prefix
-        self._children[prefix.parent] += 1
+        self._children.setdefault(self._branch(prefix), {})[prefix] = None
         self._evicted.pop(prefix.digest, None)
         if prefix.parent is None:
             self._first_blocks[self._unsalted(prefix.content)] += 1
 
     def evict(self, prefix: Prefix) -> None:
         del self._known[prefix.digest]
-        _decrease(self._children, prefix.parent)
+        siblings = self._children[self._branch(prefix)]
+        del siblings[prefix]
+        if not siblings:  # an empty entry would keep an evicted prefix alive
+            del self._children[self._branch(prefix)]
         if prefix.parent is None:
-            _decrease(self._first_blocks, self._unsalted(prefix.content))
+            self._forget_first(self._unsalted(prefix.content))
         self._evicted[prefix.digest] = None
         if len(self._evicted) > self._n_remembered:
             self._evicted.popitem(last=False)
@@ -133,25 +140,54 @@ class PrefixIndex:
             return "evicted"
         if parent is None and self._first_blocks[self._unsalted(key.content)]:
             return "salt"
-        return "differs" if self._children[parent] else "new"
+        branch = self._salt(key.content) if parent is None else parent
+        return "differs" if branch in self._children else "new"
+
+    def longest_run(
+        self,
+        parent: Prefix | None,
+        salt: bytes,
+        tokens: TokenIds,
+        is_there: Callable[[Prefix], bool],
+    ) -> tuple[Prefix, int] | None:
+        """The known block behind `parent` that begins with most of the tokens, and with how many.
+
+        tokens: 1 … block_tokens of them. None if no block begins with the first one. Blocks that
+        are not there are passed over; of more than MOST_SIBLINGS only the newest are compared.
+        """
+        siblings = self._children.get(salt if parent is None else parent, {})
+        newest = [p for p in islice(reversed(siblings), MOST_SIBLINGS) if is_there(p)]
+        if not newest:
+            return None
+        joined = b"".join(self._unsalted(prefix.content) for prefix in newest)
+        known = np.frombuffer(joined, "<i4").reshape(len(newest), self.block_tokens)
+        runs = np.logical_and.accumulate(known[:, : len(tokens)] == tokens, axis=1).sum(axis=1)
+        best = int(runs.argmax())
+        return (newest[best], int(runs[best])) if runs[best] else None
 
     def check(self) -> None:
         """Asserts that every prefix is found by its digest and stands on a known parent."""
-        children: Counter[Prefix | None] = Counter()
         for digest, prefix in self._known.items():
             assert prefix.digest == digest
             parent = prefix.parent
             assert parent is None or self._known.get(parent.digest) is parent, "orphaned prefix"
-            children[parent] += 1
-        assert children == self._children
+            assert prefix in self._children[self._branch(prefix)]
+        n_children = sum(map(len, self._children.values()))
+        assert n_children == len(self._known), "a child that nobody knows any more"
+        assert all(self._children.values())
         assert not self._known.keys() & self._evicted.keys()
+
+    def _branch(self, prefix: Prefix) -> Prefix | bytes:
+        """What it stands on: another prefix, or the salt of its sequence."""
+        return self._salt(prefix.content) if prefix.parent is None else prefix.parent
+
+    def _salt(self, first_content: bytes) -> bytes:
+        return first_content[: -4 * self.block_tokens]
 
     def _unsalted(self, content: bytes) -> bytes:
         return content[-4 * self.block_tokens :]
 
-
-def _decrease(counter: Counter, name: object) -> None:
-    """A count of zero is no entry, or evicted prefixes would be kept alive."""
-    counter[name] -= 1
-    if not counter[name]:
-        del counter[name]
+    def _forget_first(self, tokens: bytes) -> None:
+        self._first_blocks[tokens] -= 1
+        if not self._first_blocks[tokens]:
+            del self._first_blocks[tokens]

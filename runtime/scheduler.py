@@ -19,7 +19,9 @@ A common prefix is computed once: a waiting request whose next block a running o
 compute stays in the queue, holding nothing, and others may pass it. It waits for running requests
 only, and those always move; when the one it follows ends or is preempted, it goes on by itself. It
 waits for none of a worse class; if it overtakes one, that one takes the blocks as they are done.
-One with the very prompt of a running one waits for all of it, and copies its last block (twins.py).
+One with the very prompt of a running one waits for all of it (twins.py). Where the known blocks
+end, the equal start of the next one is copied (partial_hits.py), at once: nothing else can happen
+to its source before.
 """
 
 from __future__ import annotations
@@ -28,10 +30,13 @@ from bisect import insort
 from collections.abc import Callable, Iterable
 
 from .kv_blocks import BlockPool, Frontier
+from .partial_hits import miss_after, partial_hit
 from .prefix_index import Miss
 from .request import Request, Scheduled, State
 from .service import Line, Place, favoured
-from .twins import BlockCopy, Twins, copied_tail, tail_rows
+from .twins import Twins, tail_rows
+
+CopyBlock = Callable[[int, int, tuple[int, int] | None], None]
 
 
 class Scheduler:
@@ -43,10 +48,12 @@ class Scheduler:
         max_running: int,
         prompt_rows: Callable[[int, int], int] | None = None,
         scored_rows: int | None = None,
+        copy_block: CopyBlock = lambda src, dst, window: None,
     ) -> None:
         """step_rows: most rows in a step. A running request needs one each, so it bounds them.
         prompt_rows: most rows of prompts beside so many streams, when so many prompts could be
         finished in one step (see pace.py). scored_rows: most of them whose logits are read.
+        copy_block: the executor's; between steps.
         """
         self.pool = pool
         self._prompt_rows = prompt_rows or (lambda n_streams, n_short: step_rows)
@@ -59,8 +66,7 @@ class Scheduler:
         self.n_preemptions = 0
         self.n_cached_tokens = 0
         self.n_steps = 0
-        self.copies: list[BlockCopy] = []
-        """Blocks to be copied before the rows of the last schedule are computed, in this order."""
+        self._copy_block = copy_block
         self._line = Line()
         # Who did not fit last, with how many blocks free and how many requests running.
         self._no_fit: tuple[Request, int, int] | None = None
@@ -92,7 +98,6 @@ class Scheduler:
 
     def schedule(self) -> list[Scheduled]:
         """Rows for the next step; empty only if there is no request."""
-        self.copies = []
         self._make_room_for_decodes()
         for request in self.running:
             if request.n_pending > 1:
@@ -181,8 +186,7 @@ class Scheduler:
                 continue
             if not self._fits(request):
                 return
-            if twin:
-                self._copy_tail(twin, request)
+            self._copy_start(request)
             self.waiting.remove(request)
             request.state = State.RUNNING
             insort(self.running, request, key=_place)
@@ -219,12 +223,16 @@ class Scheduler:
         is_coming = twin.n_computed < twin.n_prompt and _place(twin).rank <= _place(request).rank
         return is_coming and tail_rows(request, self.pool.block_tokens) > 0
 
-    def _copy_tail(self, twin: Request, request: Request) -> None:
-        copy = copied_tail(self.pool, twin, request)
-        if copy:
-            self.copies.append(copy)
-            self._gain(request, request.n_prompt - 1)
+    def _copy_start(self, request: Request) -> None:
+        """Of the block behind its known ones, what others have computed."""
+        if not request.reads_cache or not self.pool.prefix_reuse:
+            return
+        if hit := partial_hit(self.pool, self.running, request):
+            self._copy_block(hit.src, hit.dst, hit.window)
+            self._gain(request, request.n_computed + hit.n_tokens)
             self.pool.slide_window(request.table, request.n_computed)
+            if request.n_preempted == 0:
+                request.miss = miss_after(hit, request.miss, request)
 
     def _take_known(self, request: Request) -> None:
         """Blocks that are known by now, its own from before a preemption or those of others."""

@@ -44,8 +44,8 @@ def test_sixteen_chats_that_arrive_together_compute_the_system_prompt_once() -> 
         engine.scheduler.check()
         most_held = max(most_held, engine.stats().blocks_used)
     assert most_held <= 6 + 16, "one copy, and a block for each tail"
-    assert rows_of(executor) == 103 + 15 * (103 - 96) + 16 * 3
-    assert [a.finish.n_cached for a in answers] == [0] + [96] * 15
+    assert rows_of(executor) == 103 + 15 * 2 + 16 * 3
+    assert [a.finish.n_cached for a in answers] == [0] + [101] * 15
     assert [a.ids for a in answers] == answers_alone(prompts, max_tokens=4)
 
 
@@ -77,8 +77,8 @@ def test_a_follower_takes_over_where_a_cancelled_leader_stopped() -> None:
     engine.cancel("leader")
     run_all(engine)
     assert leader.finish.reason == "cancelled"
-    assert [f.finish.n_cached for f in followers] == [32, 96], "two of its blocks were whole"
-    assert rows_of(executor) == 40 + (101 - 32) + (101 - 96) + 2
+    assert [f.finish.n_cached for f in followers] == [32, 100], "two of its blocks were whole"
+    assert rows_of(executor) == 40 + (101 - 32) + (101 - 100) + 2
     assert [f.ids for f in followers] == answers_alone([[*SYSTEM, 8], [*SYSTEM, 9]], max_tokens=2)
 
 
@@ -164,8 +164,11 @@ def test_every_miss_has_a_reason_and_a_place() -> None:
     engine, _ = engine_of(hashed(250), context=256, executor={"n_blocks": 12})
     assert miss_of(engine, SYSTEM) == ("new", 0)
     assert miss_of(engine, SYSTEM) is None, "all it may take was there"
-    assert miss_of(engine, [1, 2, 3]) == ("too_short", 0)
-    assert miss_of(engine, SYSTEM[:40] + [251] * 20) == ("differs", 32)
+    assert miss_of(engine, [251, 2, 3]) == ("too_short", 0)
+    assert miss_of(engine, SYSTEM[:40] + [251] * 20) == ("differs", 40)
+    assert miss_of(engine, [251] * 17) == ("differs", 0)
+    assert miss_of(engine, SYSTEM[:3] + [251] * 2) == ("differs", 3)
+    assert miss_of(engine, SYSTEM[:4]) is None
     assert miss_of(engine, SYSTEM[:96] + [251] * 20) == ("new", 96)
     assert miss_of(engine, SYSTEM, cache_salt=b"other") == ("salt", 0)
     assert miss_of(engine, [252] * 40) == ("differs", 0)

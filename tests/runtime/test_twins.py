@@ -79,21 +79,6 @@ def test_a_twin_goes_on_alone_when_the_first_one_ends() -> None:
     assert (later.finish.n_output, later.finish.n_cached) == (2, 4)
 
 
-def test_a_failed_copy_ends_its_request_alone_in_time() -> None:
-    engine, executor = engine_of(hashed_logits(), executor=EXECUTOR)
-    ask(engine, [1] * 7, max_tokens=30, ignore_eos=True)
-    engine.step()
-    later = ask(engine, [1] * 7, max_tokens=3)
-
-    def broken(*_: Any) -> None:
-        raise OSError("no")
-
-    executor.copy_block = broken  # type: ignore[method-assign]
-    engine.step()
-    assert later.finish.reason == "error"
-    run_all(engine)
-
-
 # ---- whatever happens ----------------------------------------------------------------------------
 
 
