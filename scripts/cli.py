@@ -16,6 +16,7 @@ from martlet.scripts.doctor import doctor
 from martlet.scripts.doctor import version as installed_version
 from martlet.scripts.estimate import estimate
 from martlet.scripts.inspect_model import inspect
+from martlet.scripts.kld import kld
 from martlet.scripts.perplexity import perplexity
 from martlet.scripts.pull import pull
 from martlet.scripts.run import run
@@ -31,6 +32,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "inspect": inspect,
     "estimate": estimate,
     "perplexity": perplexity,
+    "kld": kld,
     "divergence": divergence,
     "doctor": doctor,
     "bench": bench,

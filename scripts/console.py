@@ -122,3 +122,18 @@ def byte_progress() -> Iterator[Callable[[str, int, int], None]]:
     finally:
         if bar.live.is_started:  # stopping a bar that never showed prints an empty line
             bar.stop()
+
+
+@contextlib.contextmanager
+def chunk_progress(what: str, n_chunks: int) -> Iterator[Callable[[int, str], None]]:
+    """A bar on stderr: reports take the chunks done and a word on the result so far."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as Remaining
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Remaining()
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(what, total=n_chunks)
+        yield lambda done, so_far: bar.update(
+            task, completed=done, description=f"{what} {so_far}".rstrip()
+        )

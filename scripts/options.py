@@ -86,6 +86,11 @@ KvBytesOption = Annotated[
         help="Memory for keys and values, as 2G. Default: 8 contexts, at most 1/4 of what is free.",
     ),
 ]
+TextOption = Annotated[Path, typer.Option("-f", "--file", help="UTF-8 text.")]
+ChunkTokensOption = Annotated[int, typer.Option("-c", "--context", min=4, help="Tokens per chunk.")]
+ChunksOption = Annotated[
+    int | None, typer.Option("--chunks", min=1, help="Only the first N chunks.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 TemperatureOption = Annotated[float, typer.Option(help="0 always takes the likeliest token.")]
 TopKOption = Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0: all.")]
@@ -107,6 +112,10 @@ class LoadOptions:
     threads: ThreadsOption = None
     kv_type: KvTypeOption = KvTypeName.f16
     activations: ActivationsOption = ActivationsName.int8
+
+    def over_contexts(self, n_ctx: int) -> dict[str, Any]:
+        """For those who lay out steps themselves, over whole contexts of n_ctx tokens."""
+        return self.arguments(context=n_ctx, gives_back=False)
 
     def arguments(self, **others: Any) -> dict[str, Any]:
         """For scripts.generate.open_model."""

@@ -1,6 +1,6 @@
 """`martlet perplexity`: how well a model predicts a text, by llama-perplexity's protocol.
-Owns the protocol (chunks, BOS, which tokens are scored, the error bar) and the command; must not
-know how logits come about. Protocol: tools/perplexity/perplexity.cpp of llama.cpp."""
+Owns the figure with its error bar, and the command; the protocol is in scored_text.py. Formulas:
+tools/perplexity/perplexity.cpp of llama.cpp."""
 
 from __future__ import annotations
 
@@ -10,24 +10,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-from martlet.quant.errors import MartletError
 from martlet.scripts import options
-from martlet.scripts.console import note, print_json
+from martlet.scripts.console import chunk_progress, note, print_json
+from martlet.scripts.scored_text import chunks_of, read_text, rows_per_step, scored_logits
 
 if TYPE_CHECKING:
     import numpy as np
     from martlet.runtime.executors import Executor
-    from martlet.runtime.step import Step
-    from martlet.runtime.tokenizer import Tokenizer
-
-LOGITS_BYTES = 64 << 20  # of one step's logits: a large vocabulary gets fewer rows per step
-
-
-class TextTooShort(MartletError):
-    """The text has too few tokens for the protocol."""
 
 
 @dataclass(frozen=True)
@@ -50,62 +41,12 @@ class Perplexity:
         return cls(ppl, error, mean, n_chunks, count)
 
 
-def read_text(path: Path) -> str:
-    """The file as it is but for one newline at its end."""
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise MartletError(
-            f"{path} is not UTF-8 at byte {error.start}; convert it (iconv -t utf-8)"
-        ) from None
-    return text.removesuffix("\n")
-
-
-def chunks_of(text: str, tokenizer: Tokenizer, n_ctx: int, n_chunks: int | None) -> list[list[int]]:
-    """Token chunks of n_ctx, the tail dropped, each starting with BOS if the vocabulary adds it."""
-    ids = tokenizer.encode(text, add_special=True, parse_special=False)
-    if len(ids) < 2 * n_ctx:
-        raise TextTooShort(
-            f"the text has {len(ids)} tokens, the protocol needs {2 * n_ctx} (twice -c); take a"
-            " longer text or a smaller -c"
-        )
-    found = len(ids) // n_ctx
-    chunks = [ids[i * n_ctx : (i + 1) * n_ctx] for i in range(min(n_chunks or found, found))]
-    if tokenizer.add_bos and tokenizer.bos_id is not None:
-        chunks = [[tokenizer.bos_id, *chunk[1:]] for chunk in chunks]
-    return chunks
-
-
-def chunk_nll(executor: Executor, tokens: Sequence[int], rows_per_step: int) -> np.ndarray:
+def chunk_nll(executor: Executor, tokens: Sequence[int], rows: int) -> np.ndarray:
     """Scores positions n/2 + 1 … n - 1 of a chunk computed alone from position 0, as float64."""
     import numpy as np
 
-    n, first = len(tokens), len(tokens) // 2
-    parts = []
-    for start in range(0, n - 1, rows_per_step):  # the last token has nothing to predict
-        end = min(start + rows_per_step, n - 1)
-        scored = np.arange(max(start, first), end)
-        logits = executor.run(chunk_step(executor, tokens, start, end, scored - start))
-        if len(scored):
-            parts.append(token_nll(logits, np.asarray(tokens)[scored + 1]))
-    return np.concatenate(parts)
-
-
-def chunk_step(
-    executor: Executor, tokens: Sequence[int], start: int, end: int, out_rows: np.ndarray
-) -> Step:
-    """Rows start … end - 1 of one sequence that owns the pool's first blocks."""
-    import numpy as np
-    from martlet.runtime.step import Step
-
-    n_blocks = -(-len(tokens) // executor.block_tokens)
-    return Step(
-        tokens=np.array(tokens[start:end], np.int32),
-        positions=np.arange(start, end, dtype=np.int32),
-        seq_start=np.array([0, end - start], np.int32),
-        block_table=np.arange(n_blocks, dtype=np.int32)[None, :],
-        out_rows=out_rows.astype(np.int32),
-    )
+    steps = scored_logits(executor, tokens, rows)
+    return np.concatenate([token_nll(logits, targets) for targets, logits in steps])
 
 
 def token_nll(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
@@ -118,15 +59,11 @@ def token_nll(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
     return np.log(sums) - (picked - best)[:, 0].astype(np.float64)
 
 
-def rows_per_step(executor: Executor, vocab_size: int) -> int:
-    return max(1, min(executor.max_rows, LOGITS_BYTES // (4 * vocab_size)))
-
-
 def measure(
     executor: Executor,
     chunks: Sequence[Sequence[int]],
     vocab_size: int,
-    on_chunk: Callable[[Perplexity], None],
+    on_chunk: Callable[[int, str], None],
 ) -> Perplexity:
     import numpy as np
 
@@ -135,18 +72,16 @@ def measure(
     for tokens in chunks:
         parts.append(chunk_nll(executor, tokens, rows))
         result = Perplexity.from_nll(np.concatenate(parts), len(parts))
-        on_chunk(result)
+        on_chunk(result.n_chunks, f"{result.perplexity:.3f}")
     return result
 
 
 @options.with_load_options
 def perplexity(
     model: options.ModelArgument,
-    file: Annotated[Path, typer.Option("-f", "--file", help="UTF-8 text.")],
-    n_ctx: Annotated[int, typer.Option("-c", "--context", min=4, help="Tokens per chunk.")] = 512,
-    n_chunks: Annotated[
-        int | None, typer.Option("--chunks", min=1, help="Only the first N chunks.")
-    ] = None,
+    file: options.TextOption,
+    n_ctx: options.ChunkTokensOption = 512,
+    n_chunks: options.ChunksOption = None,
     *,
     load: options.LoadOptions,
     as_json: options.JsonOption = False,
@@ -155,12 +90,10 @@ def perplexity(
     from martlet.scripts.generate import open_model
 
     text = read_text(file)
-    # steps are laid out here, over whole contexts
-    arguments = load.arguments(context=n_ctx, gives_back=False)
-    with open_model(model, **arguments) as opened:
+    with open_model(model, **load.over_contexts(n_ctx)) as opened:
         chunks = chunks_of(text, opened.tokenizer, n_ctx, n_chunks)
         start = time.monotonic()
-        with chunk_progress(len(chunks)) as on_chunk:
+        with chunk_progress("perplexity", len(chunks)) as on_chunk:
             result = measure(opened.executor, chunks, opened.config.vocab_size, on_chunk)
         seconds = time.monotonic() - start
         name = opened.executor.name
@@ -181,30 +114,6 @@ def report(
 ) -> dict[str, Any]:
     about = {"model": model, "file": str(file), "n_ctx": n_ctx, "executor": executor}
     return {**asdict(result), "tokens_per_s": tokens_per_s, **about}
-
-
-def chunk_progress(n_chunks: int) -> Any:
-    """A context manager: a bar on stderr with the perplexity so far."""
-    import contextlib
-    from collections.abc import Iterator
-
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as Remaining
-
-    @contextlib.contextmanager
-    def bar() -> Iterator[Callable[[Perplexity], None]]:
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Remaining()
-        with Progress(*columns, console=Console(stderr=True)) as progress:
-            task = progress.add_task("perplexity", total=n_chunks)
-
-            def on_chunk(so_far: Perplexity) -> None:
-                text = f"perplexity {so_far.perplexity:.3f}"
-                progress.update(task, completed=so_far.n_chunks, description=text)
-
-            yield on_chunk
-
-    return bar()
 
 
 if __name__ == "__main__":

@@ -10,16 +10,9 @@ import pytest
 from martlet.quant.errors import MartletError
 from martlet.runtime.executors.reference import ReferenceExecutor
 from martlet.runtime.step import Step
-from martlet.scripts.perplexity import (
-    Perplexity,
-    TextTooShort,
-    chunk_nll,
-    chunks_of,
-    measure,
-    read_text,
-    rows_per_step,
-    token_nll,
-)
+from martlet.scripts.errors import TextTooShort
+from martlet.scripts.perplexity import Perplexity, chunk_nll, measure, token_nll
+from martlet.scripts.scored_text import chunks_of, read_text, rows_per_step
 
 from ..runtime.tiny import tiny_model
 from .conftest import Martlet
@@ -70,7 +63,7 @@ class Letters:
 
 def test_the_second_half_but_its_first_token_is_scored() -> None:
     # 8 tokens: positions 4 … 6 predict tokens 5 … 7, here 1, 0, 1
-    nll = chunk_nll(Scripted(), [0, 0, 0, 0, 0, 1, 0, 1], rows_per_step=3)
+    nll = chunk_nll(Scripted(), [0, 0, 0, 0, 0, 1, 0, 1], rows=3)
     assert nll == pytest.approx([math.log(4 / 3), math.log(4), math.log(4 / 3)], rel=FLOAT32_SUM)
 
 
@@ -78,7 +71,7 @@ def test_perplexity_and_error_by_hand() -> None:
     executor = Scripted()
     seen: list[int] = []
     chunks = [[0, 0, 0, 0, 0, 1, 0, 1], [1, 1, 1, 1, 1, 1, 1, 1]]
-    result = measure(executor, chunks, 2, lambda so_far: seen.append(so_far.n_chunks))
+    result = measure(executor, chunks, 2, lambda done, _: seen.append(done))
     # five times 3/4, once 1/4: mean nll = (5 ln(4/3) + ln 4) / 6
     values = [math.log(4 / 3)] * 5 + [math.log(4)]
     mean = sum(values) / 6

@@ -7,6 +7,7 @@ from typing import Any
 
 import gguf
 from martlet.quant.formats import FORMATS
+from martlet.runtime.weights import StoredWeights
 
 from ..runtime.tiny import TinyDims, tiny_metadata, tiny_model
 
@@ -20,14 +21,22 @@ TEMPLATE = (
 )
 
 
-def write_tiny_model(path: Path, *, template: str | None = TEMPLATE) -> Path:
-    model = tiny_model("llama", dims=DIMS, formats=("Q8_0",))
+def write_tiny_model(
+    path: Path,
+    *,
+    template: str | None = TEMPLATE,
+    weights: StoredWeights | None = None,
+    first_token: str = "<unk>",
+) -> Path:
+    """weights: of DIMS; random ones in Q8_0 if None."""
+    weights = weights or tiny_model("llama", dims=DIMS, formats=("Q8_0",)).weights
     writer = gguf.GGUFWriter(path, "llama")
     for key, value in tiny_metadata("llama", DIMS).items():
         if key != "general.architecture":
             add_value(writer, key, value)
     writer.add_tokenizer_model("llama")
-    tokens = [*NAMED, *((f"<0x{byte:02X}>", BYTE) for byte in range(256))]
+    named = ((first_token, UNKNOWN), *NAMED[1:])
+    tokens = [*named, *((f"<0x{byte:02X}>", BYTE) for byte in range(256))]
     writer.add_token_list([text for text, _ in tokens])
     writer.add_token_types([kind for _, kind in tokens])
     writer.add_token_scores([0.0] * len(tokens))
@@ -38,11 +47,11 @@ def write_tiny_model(path: Path, *, template: str | None = TEMPLATE) -> Path:
     writer.add_add_space_prefix(False)
     if template is not None:
         writer.add_chat_template(template)
-    for name in model.weights.names():
-        shape, stored = model.weights.shape(name), model.weights.format_name(name)
+    for name in weights.names():
+        shape, stored = weights.shape(name), weights.format_name(name)
         assert shape is not None
         row_bytes = FORMATS[stored].data_bytes((1, shape[-1]))
-        data = model.weights.data(name).reshape(*shape[:-1], row_bytes)
+        data = weights.data(name).reshape(*shape[:-1], row_bytes)
         dtype = gguf.GGMLQuantizationType[stored]
         writer.add_tensor(name, data, raw_shape=data.shape, raw_dtype=dtype)
     writer.write_header_to_file()

@@ -21,8 +21,8 @@ import httpx
 import pytest
 from martlet.runtime.engine import Engine
 from martlet.runtime.model import Model, load_model
-from martlet.scripts.divergence import log_softmax
-from martlet.scripts.perplexity import chunk_step
+from martlet.scripts.logit_stats import log_softmax
+from martlet.scripts.scored_text import chunk_step
 from martlet.server import create_app
 
 from ..scripts.tiny_file import write_tiny_model
