@@ -1,13 +1,14 @@
-"""Decodes the non-linear 4-bit blocks (IQ4_NL, IQ4_XS) into float32.
+"""The bytes of the non-linear 4-bit blocks (IQ4_NL, IQ4_XS): decode and pack.
 
 Owns: their value table and byte layout. Must not know: files, tensor shapes, the other formats.
-Called through the table in `formats.py`; every function maps uint8 (n_blocks, nbytes) to float32
-(n_blocks, weights). Layouts and table values: ggml's `ggml-common.h`.
+Decoders are called through the table in `formats.py` and map uint8 (n_blocks, nbytes) to float32
+(n_blocks, weights); packers, through the table in `grid.py`, are their inverse (see
+`blocks_k.py`). Layouts and table values: ggml's `ggml-common.h`.
 """
 
 import numpy as np
 
-from .blocks_legacy import half, nibbles
+from .blocks_legacy import half, nibbles, pack_half, pack_nibbles
 
 # The table is lopsided (-127 … 113), so the sign of the scale matters.
 IQ4_VALUES = np.array(
@@ -32,3 +33,16 @@ def decode_iq4_xs(blocks: np.ndarray) -> np.ndarray:
     scale = half(blocks, 0) * s
     values = IQ4_VALUES[nibbles(blocks[:, 8:].reshape(-1, 8, 16))]
     return (scale[:, :, None] * values).reshape(-1, 256)
+
+
+def pack_iq4_xs(d: np.ndarray, s: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """IQ4_NL's packer is Q4_0's."""
+    stored = (s + 32).astype(np.uint8)
+    low = (stored[:, 0::2] & 0x0F) | (stored[:, 1::2] << 4)
+    top = ((stored >> 4).astype(np.uint16) << np.arange(0, 16, 2, dtype=np.uint16)).sum(
+        axis=1, dtype=np.uint16
+    )
+    qs = pack_nibbles(q.reshape(-1, 8, 32)).reshape(-1, 128)
+    return np.concatenate(
+        (pack_half(d), top.astype("<u2")[:, None].view(np.uint8), low, qs), axis=1
+    )

@@ -1,13 +1,16 @@
-"""Decodes the K-quants (super-blocks of 256 weights with small sub-scales) into float32.
+"""The bytes of the K-quants (super-blocks of 256 weights with small sub-scales): decode and pack.
 
 Owns: the byte layout of Q2_K … Q6_K. Must not know: files, tensor shapes, the other formats.
-Called through the table in `formats.py`; every function maps uint8 (n_blocks, nbytes) to float32
-(n_blocks, 256). Layouts: ggml's `ggml-common.h`; `d` and `dmin` are half floats of either sign.
+Decoders are called through the table in `formats.py` and map uint8 (n_blocks, nbytes) to float32
+(n_blocks, 256). Packers, called through the table in `grid.py`, are their inverse: d and dmin
+float32 (n_blocks,) of values that are halves, sub-scales s (signed where the format's are) and
+sub-minimums o int16 (n_blocks, sub-blocks), integers q uint8 (n_blocks, 256) as stored.
+Layouts: ggml's `ggml-common.h`; `d` and `dmin` are half floats of either sign.
 """
 
 import numpy as np
 
-from .blocks_legacy import half, nibbles
+from .blocks_legacy import half, nibbles, pack_half, pack_nibbles
 
 # Shifts that pull four 2-bit fields out of a byte, lowest first; shaped to broadcast over the
 # groups of planes below.
@@ -30,6 +33,17 @@ def _bit_planes(packed: np.ndarray) -> np.ndarray:
     return (packed.reshape(-1, 1, 32) >> _BIT_SHIFTS) & 1
 
 
+def _pack_two_bit_planes(q: np.ndarray) -> np.ndarray:
+    """The inverse of `_two_bit_planes`; only the low two bits of q count."""
+    planes = (q & 3).reshape(-1, 2, 4, 32) << _TWO_BIT_SHIFTS
+    return np.bitwise_or.reduce(planes, axis=2).reshape(-1, 64)
+
+
+def _pack_bit_planes(bits: np.ndarray) -> np.ndarray:
+    """The inverse of `_bit_planes`, of numbers 0 and 1."""
+    return np.bitwise_or.reduce(bits.reshape(-1, 8, 32) << _BIT_SHIFTS, axis=1)
+
+
 def _scaled(scale: np.ndarray, q: np.ndarray) -> np.ndarray:
     """scale (n, s) times q (n, 256), each scale serving 256/s weights in a row."""
     n_blocks, n_sub = scale.shape
@@ -46,6 +60,14 @@ def decode_q2_k(blocks: np.ndarray) -> np.ndarray:
     return (_scaled(scale, q) - low[:, :, None]).reshape(-1, 256)
 
 
+def pack_q2_k(
+    d: np.ndarray, dmin: np.ndarray, s: np.ndarray, o: np.ndarray, q: np.ndarray
+) -> np.ndarray:
+    packed = (s | (o << 4)).astype(np.uint8)
+    parts = (packed, _pack_two_bit_planes(q), pack_half(d), pack_half(dmin))
+    return np.concatenate(parts, axis=1)
+
+
 # Q3_K, 256 weights in 110 bytes, 16 sub-blocks of 16: w = d·(s - 32)·(q - 4)
 #   | 0  hmask: 32 bytes, third bits of q | 32  qs: 64 bytes, two low bits as in Q2_K |
 #   | 96  12 bytes of 6-bit s             | 108  d |
@@ -60,6 +82,14 @@ def decode_q3_k(blocks: np.ndarray) -> np.ndarray:
     return _scaled(half(blocks, 108) * s.astype(np.float32), q).reshape(-1, 256)
 
 
+def pack_q3_k(d: np.ndarray, s: np.ndarray, q: np.ndarray) -> np.ndarray:
+    stored = (s + 32).astype(np.uint8)
+    top = (stored >> 4).reshape(-1, 4, 4) << _TWO_BIT_SHIFTS[0]
+    scales = (pack_nibbles(stored), np.bitwise_or.reduce(top, axis=1))
+    parts = (_pack_bit_planes(q >> 2), _pack_two_bit_planes(q), *scales, pack_half(d))
+    return np.concatenate(parts, axis=1)
+
+
 def _six_bit_pairs(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The 12 bytes that Q4_K and Q5_K share, to scales and minimums, each (n, 8).
 
@@ -71,6 +101,12 @@ def _six_bit_pairs(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     scales = np.concatenate((s & 63, (rest & 0x0F) | ((s >> 6) << 4)), axis=1)
     minimums = np.concatenate((m & 63, (rest >> 4) | ((m >> 6) << 4)), axis=1)
     return scales, minimums
+
+
+def _pack_six_bit_pairs(s: np.ndarray, m: np.ndarray) -> np.ndarray:
+    s, m = s.astype(np.uint8), m.astype(np.uint8)
+    first = (s[:, :4] | ((s[:, 4:] >> 4) << 6), m[:, :4] | ((m[:, 4:] >> 4) << 6))
+    return np.concatenate((*first, (s[:, 4:] & 0x0F) | (m[:, 4:] << 4)), axis=1)
 
 
 def _scale_and_shift(blocks: np.ndarray, q: np.ndarray) -> np.ndarray:
@@ -88,12 +124,27 @@ def decode_q4_k(blocks: np.ndarray) -> np.ndarray:
     return _scale_and_shift(blocks, nibbles(blocks[:, 16:].reshape(-1, 4, 32)))
 
 
+def pack_q4_k(
+    d: np.ndarray, dmin: np.ndarray, s: np.ndarray, o: np.ndarray, q: np.ndarray
+) -> np.ndarray:
+    qs = pack_nibbles(q.reshape(-1, 4, 64)).reshape(-1, 128)
+    return np.concatenate((pack_half(d), pack_half(dmin), _pack_six_bit_pairs(s, o), qs), axis=1)
+
+
 # Q5_K, 256 weights in 176 bytes: as Q4_K, and a plane of fifth bits
 #   | 0  d | 2  dmin | 4  12 bytes of 6-bit s and m | 16  qh: 32 bytes | 48  qs: 128 bytes |
 #   Bit k of byte j of qh is the fifth bit of weight j of sub-block k.
 def decode_q5_k(blocks: np.ndarray) -> np.ndarray:
     low = nibbles(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
     return _scale_and_shift(blocks, low | (_bit_planes(blocks[:, 16:48]) << 4))
+
+
+def pack_q5_k(
+    d: np.ndarray, dmin: np.ndarray, s: np.ndarray, o: np.ndarray, q: np.ndarray
+) -> np.ndarray:
+    head = (pack_half(d), pack_half(dmin), _pack_six_bit_pairs(s, o))
+    qs = pack_nibbles(q.reshape(-1, 4, 64)).reshape(-1, 128)
+    return np.concatenate((*head, _pack_bit_planes(q >> 4), qs), axis=1)
 
 
 # Q6_K, 256 weights in 210 bytes, 16 sub-blocks of 16: w = (d·s)·(q - 32), s a signed byte
@@ -105,3 +156,9 @@ def decode_q6_k(blocks: np.ndarray) -> np.ndarray:
     q = (low | top).astype(np.int8) - np.int8(32)
     s = blocks[:, 192:208].view(np.int8).astype(np.float32)
     return _scaled(half(blocks, 208) * s, q).reshape(-1, 256)
+
+
+def pack_q6_k(d: np.ndarray, s: np.ndarray, q: np.ndarray) -> np.ndarray:
+    low = pack_nibbles(q.reshape(-1, 2, 128)).reshape(-1, 128)
+    parts = (low, _pack_two_bit_planes(q >> 4), s.astype(np.int8).view(np.uint8), pack_half(d))
+    return np.concatenate(parts, axis=1)
