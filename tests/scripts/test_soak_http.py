@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from martlet.scripts.soak_http import Heard, HttpSoak
 
-from ..server.scripted_engine import ScriptedEngine, says, serving
+from ..server.scripted_engine import ScriptedEngine, says
+from ..server.serving import serving
 from .conftest import Martlet
 
 

@@ -1,4 +1,7 @@
-"""A server over an engine that says hello, and its clients, for tests that need nothing else."""
+"""A server over an engine that says one thing, and its clients, for tests that need nothing else.
+
+It says hello, or what the test's module has as SAYS.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,24 @@ import httpx
 import openai
 import pytest
 
-from .scripted_engine import ScriptedEngine, serving
+from .scripted_engine import ScriptedEngine, says
+from .serving import serving
 
 
 @pytest.fixture(scope="module")
-def engine() -> ScriptedEngine:
-    return ScriptedEngine()
+def engine(request: pytest.FixtureRequest) -> ScriptedEngine:
+    return ScriptedEngine(says(getattr(request.module, "SAYS", "hello")))
 
 
 @pytest.fixture(scope="module")
-def client(engine: ScriptedEngine) -> Iterator[httpx.Client]:
+def http(engine: ScriptedEngine) -> Iterator[httpx.Client]:
     with serving(engine) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def client(http: httpx.Client) -> httpx.Client:
+    return http
 
 
 @pytest.fixture(scope="module")

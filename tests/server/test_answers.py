@@ -9,12 +9,8 @@ import httpx
 import openai
 import pytest
 
-from .scripted_engine import (
-    ScriptedEngine,
-    chat_body,
-    events,
-    joined,
-)
+from .scripted_engine import ScriptedEngine
+from .serving import chat_body, events, joined
 
 TIMING_KEYS = {
     *("prompt_n", "cache_n", "cache_miss", "prompt_ms", "prompt_per_second"),

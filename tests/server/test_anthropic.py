@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import anthropic
@@ -12,16 +11,8 @@ import httpx
 import pytest
 from martlet.server.anthropic_schema import REQUEST, OutputConfig, Thinking
 
-from .scripted_engine import (
-    CHATML,
-    OPENED,
-    THINKING,
-    ScriptedEngine,
-    byte_tokenizer,
-    says,
-    serving,
-    wait_until,
-)
+from .scripted_engine import CHATML, OPENED, THINKING, ScriptedEngine, byte_tokenizer, says
+from .serving import prompt_of, serving, wait_until
 from .test_prefix_fields import serving_prefixes
 
 PATH = "/v1/messages"
@@ -29,15 +20,7 @@ HI: list[Any] = [{"role": "user", "content": "hi"}]
 BODY: dict[str, Any] = {"model": "tiny", "max_tokens": 100, "messages": HI}
 
 
-@pytest.fixture(scope="module")
-def engine() -> ScriptedEngine:
-    return ScriptedEngine(says("hellö"))
-
-
-@pytest.fixture(scope="module")
-def http(engine: ScriptedEngine) -> Iterator[httpx.Client]:
-    with serving(engine) as client:
-        yield client
+SAYS = "hellö"
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +30,6 @@ def client(http: httpx.Client) -> anthropic.Anthropic:
 
 def official(http: httpx.Client, key: str = "x") -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=str(http.base_url), api_key=key, max_retries=0)
-
-
-def prompt_of(engine: ScriptedEngine) -> str:
-    return engine.tokenizer.decode(engine.requests[-1].prompt_ids, special=True)
 
 
 def error_of(answer: httpx.Response, status: int = 400) -> dict[str, str]:

@@ -16,9 +16,10 @@ import openai
 import pydantic
 import pytest
 
-from .scripted_engine import ScriptedEngine, serving
-from .test_structured import babbling
-from .test_tools import (
+from .babbling import babbling
+from .scripted_engine import ScriptedEngine
+from .serving import prompt_of, serving
+from .tool_cases import (
     HERMES,
     NOTE_ARGS,
     ROME,
@@ -137,7 +138,7 @@ def test_anthropic_history_and_count(babbler: httpx.Client) -> None:
         )
         counted = client.messages.count_tokens(model="tiny", messages=history, tools=CLAUDE_TOOLS)
         assert counted.input_tokens == message.usage.input_tokens
-    prompt = engine.tokenizer.decode(engine.requests[0].prompt_ids, special=True)
+    prompt = prompt_of(engine)
     assert json.dumps(WEATHER) in prompt
     assert f'"arguments": {ROME}' in prompt
     assert "sunny" in prompt

@@ -14,15 +14,9 @@ from martlet.runtime.tokenizer import Tokenizer
 from martlet.server.schema import Generation, Sampled
 
 from ..runtime.scripted import ScriptedExecutor
-from .scripted_engine import (
-    END,
-    VOCAB_SIZE,
-    ScriptedEngine,
-    assert_refused,
-    byte_tokenizer,
-    serving_engine,
-)
-from .scripted_engine import serving as serving_scripted
+from .scripted_engine import END, VOCAB_SIZE, ScriptedEngine, byte_tokenizer
+from .serving import assert_refused, serving_engine
+from .serving import serving as serving_scripted
 
 PATH = "/v1/completions"
 BEFORE, BEHIND, GAP = 253, 254, 255  # bytes that no text has

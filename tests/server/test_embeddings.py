@@ -21,13 +21,8 @@ from martlet.runtime.sampling import SamplingParams
 from ..runtime.harness import run_all
 from ..runtime.test_pooling import Embedded
 from ..runtime.tiny import TinyDims, tiny_model
-from .scripted_engine import (
-    BOS,
-    VOCAB_SIZE,
-    assert_refused,
-    byte_tokenizer,
-    serving_engine,
-)
+from .scripted_engine import BOS, VOCAB_SIZE, byte_tokenizer
+from .serving import assert_refused, serving_engine
 
 PATH = "/v1/embeddings"
 DIM = 64

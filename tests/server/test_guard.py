@@ -11,7 +11,8 @@ import pytest
 from martlet.server.options import ServerOptions
 from martlet.server.run import options_for_host
 
-from .scripted_engine import ScriptedEngine, assert_refused, assert_works, chat_body, serving
+from .scripted_engine import ScriptedEngine
+from .serving import assert_refused, assert_works, chat_body, serving
 
 PATH = "/v1/chat/completions"
 ORIGIN = "http://app.example"

@@ -26,7 +26,7 @@ from martlet.scripts.scored_text import chunk_step
 from martlet.server import create_app
 
 from ..scripts.tiny_file import write_tiny_model
-from .scripted_engine import running_app
+from .serving import running_app
 
 TASK = Path(__file__).parents[1] / "data" / "lm_eval"
 PROGRAM = os.environ.get("MARTLET_LM_EVAL") or shutil.which("lm_eval")

@@ -8,15 +8,8 @@ import httpx
 import openai
 import pytest
 
-from .scripted_engine import (
-    ScriptedEngine,
-    assert_refused,
-    assert_works,
-    chat_body,
-    events,
-    says,
-    serving,
-)
+from .scripted_engine import ScriptedEngine, says
+from .serving import assert_refused, assert_works, chat_body, events, serving
 
 USER: Any = [{"role": "user", "content": "hi"}]
 

@@ -8,14 +8,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from .scripted_engine import (
-    ScriptedEngine,
-    assert_refused,
-    chat_body,
-    says,
-    serving,
-    wait_until,
-)
+from .scripted_engine import ScriptedEngine, says
+from .serving import assert_refused, chat_body, serving, wait_until
 
 PATH = "/v1/chat/completions"
 LATENCIES = (

@@ -5,14 +5,8 @@ from __future__ import annotations
 import httpx
 import openai
 
-from .scripted_engine import (
-    ScriptedEngine,
-    assert_refused,
-    assert_works,
-    byte_tokenizer,
-    chat_body,
-    serving,
-)
+from .scripted_engine import ScriptedEngine, byte_tokenizer
+from .serving import assert_refused, assert_works, chat_body, serving
 
 
 def test_models_health_and_unknown_names(client: httpx.Client, official: openai.OpenAI) -> None:

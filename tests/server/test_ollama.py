@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -13,27 +12,13 @@ import pytest
 from martlet.server.ollama import API_VERSION, NOT_HERE
 from martlet.server.ollama_schema import OPTIONS, REQUEST, OllamaChat, OllamaGenerate, OllamaRequest
 
-from .scripted_engine import (
-    THINKING,
-    ScriptedEngine,
-    byte_tokenizer,
-    says,
-    serving,
-    wait_until,
-)
+from .scripted_engine import THINKING, ScriptedEngine, byte_tokenizer, says
+from .serving import prompt_of, serving, wait_until
 
 HI = [{"role": "user", "content": "hi"}]
 
 
-@pytest.fixture(scope="module")
-def engine() -> ScriptedEngine:
-    return ScriptedEngine(says("hellö"))
-
-
-@pytest.fixture(scope="module")
-def http(engine: ScriptedEngine) -> Iterator[httpx.Client]:
-    with serving(engine) as client:
-        yield client
+SAYS = "hellö"
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +28,6 @@ def client(http: httpx.Client) -> ollama.Client:
 
 def official(http: httpx.Client, **headers: str) -> ollama.Client:
     return ollama.Client(host=str(http.base_url), headers=headers, trust_env=False)
-
-
-def prompt_of(engine: ScriptedEngine) -> str:
-    return engine.tokenizer.decode(engine.requests[-1].prompt_ids, special=True)
 
 
 def error_of(answer: httpx.Response, status: int = 400) -> str:

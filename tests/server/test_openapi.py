@@ -12,7 +12,8 @@ from martlet.server import create_app
 from martlet.server.openapi import ANSWERS, like
 
 from .api_doc import KINDS, honoured
-from .scripted_engine import ScriptedEngine, assert_refused, chat_body, serving
+from .scripted_engine import ScriptedEngine
+from .serving import assert_refused, chat_body, serving
 
 
 def test_every_route_is_described(client: httpx.Client) -> None:

@@ -21,17 +21,8 @@ from martlet.server import create_app
 from martlet.server.bridge import Ask, Job, Patience, SlowReader
 
 from ..runtime.scripted import ScriptedExecutor
-from .scripted_engine import (
-    ScriptedEngine,
-    assert_refused,
-    assert_works,
-    byte_tokenizer,
-    chat_body,
-    running_app,
-    says,
-    serving,
-    wait_until,
-)
+from .scripted_engine import ScriptedEngine, byte_tokenizer, says
+from .serving import assert_refused, assert_works, chat_body, running_app, serving, wait_until
 
 PATH = "/v1/chat/completions"
 ROOT = Path(__file__).parents[2]

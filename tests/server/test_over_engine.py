@@ -24,13 +24,8 @@ from martlet.runtime.errors import MartletError
 from martlet.server.run import open_socket
 
 from ..runtime.scripted import ScriptedExecutor
-from .scripted_engine import (
-    VOCAB_SIZE,
-    assert_refused,
-    byte_tokenizer,
-    serving_engine,
-    wait_until,
-)
+from .scripted_engine import VOCAB_SIZE, byte_tokenizer
+from .serving import assert_refused, serving_engine, wait_until
 
 ROOT = Path(__file__).parents[2]
 PATH = "/v1/completions"

@@ -9,15 +9,8 @@ import httpx
 import pytest
 from martlet.server.page import FOLDER
 
-from .scripted_engine import (
-    ScriptedEngine,
-    assert_refused,
-    byte_tokenizer,
-    chat_body,
-    says,
-    serving,
-    wait_until,
-)
+from .scripted_engine import ScriptedEngine, byte_tokenizer, says
+from .serving import assert_refused, chat_body, serving, wait_until
 
 FILES = sorted(path.name for path in FOLDER.iterdir())
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from martlet.runtime.sampling_params import SamplingParams
 
-from .scripted_engine import CHATML, ScriptedEngine, byte_tokenizer, says, serving, wait_until
+from .scripted_engine import CHATML, ScriptedEngine, byte_tokenizer, says
+from .serving import serving, wait_until
 from .test_shelf import Models
 from .test_shelf import serving as serving_models
 

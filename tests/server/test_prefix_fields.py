@@ -12,7 +12,8 @@ import pytest
 from martlet.runtime.engine import Engine
 
 from ..runtime.scripted import ScriptedExecutor, hashed_logits
-from .scripted_engine import assert_refused, byte_tokenizer, serving_engine
+from .scripted_engine import byte_tokenizer
+from .serving import assert_refused, serving_engine
 
 PATH, CHAT = "/v1/completions", "/v1/chat/completions"
 LONG = [ord("q")] * 40  # two blocks of 16, and eight tokens

@@ -11,16 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from martlet.server.reasoning import Splitter
 
-from .scripted_engine import (
-    OPENED,
-    THINKING,
-    ScriptedEngine,
-    assert_refused,
-    byte_tokenizer,
-    chat_body,
-    says,
-    serving,
-)
+from .scripted_engine import OPENED, THINKING, ScriptedEngine, byte_tokenizer, says
+from .serving import assert_refused, chat_body, serving
 
 PATH = "/v1/chat/completions"
 

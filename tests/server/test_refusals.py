@@ -13,15 +13,8 @@ import pytest
 from martlet.server.fields import NO_EFFECT, REFUSED
 from martlet.server.schema import ChatRequest, CompletionRequest
 
-from .scripted_engine import (
-    ScriptedEngine,
-    assert_refused,
-    assert_works,
-    chat_body,
-    says,
-    serving,
-    wait_until,
-)
+from .scripted_engine import ScriptedEngine, says
+from .serving import assert_refused, assert_works, chat_body, serving, wait_until
 
 BODIES = {"/v1/chat/completions": chat_body(), "/v1/completions": {"prompt": "a"}}
 PATHS = list(BODIES)

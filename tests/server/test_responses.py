@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -18,15 +17,8 @@ from martlet.server.responses_schema import (
     Text,
 )
 
-from .scripted_engine import (
-    THINKING,
-    ScriptedEngine,
-    assert_refused,
-    byte_tokenizer,
-    says,
-    serving,
-    wait_until,
-)
+from .scripted_engine import THINKING, ScriptedEngine, byte_tokenizer, says
+from .serving import assert_refused, prompt_of, serving, wait_until
 from .test_prefix_fields import serving_prefixes
 
 PATH = "/v1/responses"
@@ -42,15 +34,7 @@ ANSWER_EVENTS = [
 REASONING_EVENTS = [event.replace("output_text", "reasoning_text") for event in ANSWER_EVENTS]
 
 
-@pytest.fixture(scope="module")
-def engine() -> ScriptedEngine:
-    return ScriptedEngine(says("hellö"))
-
-
-@pytest.fixture(scope="module")
-def http(engine: ScriptedEngine) -> Iterator[httpx.Client]:
-    with serving(engine) as client:
-        yield client
+SAYS = "hellö"
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +44,6 @@ def client(http: httpx.Client) -> openai.OpenAI:
 
 def official(http: httpx.Client) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{http.base_url}/v1", api_key="x", max_retries=0)
-
-
-def prompt_of(engine: ScriptedEngine) -> str:
-    return engine.tokenizer.decode(engine.requests[-1].prompt_ids, special=True)
 
 
 def events_of(http: httpx.Client, **fields: Any) -> list[dict[str, Any]]:

@@ -11,7 +11,8 @@ import requests
 from hypothesis import HealthCheck, Phase, given, settings
 from martlet.server import create_app
 
-from .scripted_engine import ScriptedEngine, assert_works, serving
+from .scripted_engine import ScriptedEngine
+from .serving import assert_works, serving
 
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
 from schemathesis import GenerationMode, checks  # noqa: E402

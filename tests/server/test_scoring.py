@@ -16,7 +16,8 @@ from martlet.runtime.engine import Engine
 from martlet.runtime.tokenizer import Tokenizer
 
 from ..runtime.scripted import ScriptedExecutor, hashed_logits
-from .scripted_engine import BOS, assert_refused, byte_tokenizer, serving_engine
+from .scripted_engine import BOS, byte_tokenizer
+from .serving import assert_refused, serving_engine
 
 PATH = "/v1/completions"
 SCRIPT = hashed_logits()

@@ -23,7 +23,8 @@ from martlet.server.switch import create_shelf_app
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.routing import Route
 
-from .scripted_engine import ScriptedEngine, assert_refused, running_app, says, wait_until
+from .scripted_engine import ScriptedEngine, says
+from .serving import assert_refused, running_app, wait_until
 
 PATH = "/v1/chat/completions"
 

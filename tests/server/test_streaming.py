@@ -15,15 +15,8 @@ import httpx
 import openai
 import pytest
 
-from .scripted_engine import (
-    ScriptedEngine,
-    assert_refused,
-    assert_works,
-    chat_body,
-    says,
-    serving,
-    wait_until,
-)
+from .scripted_engine import ScriptedEngine, says
+from .serving import assert_refused, assert_works, chat_body, serving, wait_until
 
 PATH = "/v1/chat/completions"
 

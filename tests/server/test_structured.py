@@ -2,49 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
 import httpx
-import numpy as np
 import openai
 import pydantic
 import pytest
-from martlet.runtime.engine import Engine
 
-from ..runtime.scripted import ScriptedExecutor
-from .scripted_engine import (
-    OPENED,
-    THINKING,
-    VOCAB_SIZE,
-    ScriptedEngine,
-    assert_refused,
-    byte_tokenizer,
-    chat_body,
-    says,
-    serving,
-    serving_engine,
-)
+from .babbling import babbling
+from .scripted_engine import OPENED, THINKING, ScriptedEngine, byte_tokenizer, says
+from .serving import assert_refused, chat_body, serving
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-
-
-def babble(history: np.ndarray) -> np.ndarray:
-    """Logits from noise: a model that writes no sense at all, letters more often than others."""
-    noise = np.random.default_rng(history.tolist()).standard_normal(VOCAB_SIZE)
-    noise[32:127] += 4
-    return noise.astype(np.float32)
-
-
-@contextlib.contextmanager
-def babbling(template: str | None = THINKING, **options: Any) -> Iterator[httpx.Client]:
-    tokenizer = byte_tokenizer() if template is None else byte_tokenizer(template)
-    engine = Engine(ScriptedExecutor(babble, n_blocks=512), tokenizer, context=2048, **options)
-    with serving_engine(engine, tokenizer, timeout_s=60) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")

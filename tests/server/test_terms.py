@@ -12,7 +12,8 @@ import pytest
 from martlet.runtime.engine import Engine
 
 from ..runtime.scripted import ScriptedExecutor, hashed
-from .scripted_engine import assert_refused, byte_tokenizer, serving_engine
+from .scripted_engine import byte_tokenizer
+from .serving import assert_refused, serving_engine
 
 PATH = "/v1/completions"
 

@@ -6,14 +6,8 @@ from typing import Any
 
 import pytest
 
-from .scripted_engine import (
-    ScriptedEngine,
-    chat_body,
-    events,
-    joined,
-    says,
-    serving,
-)
+from .scripted_engine import ScriptedEngine, says
+from .serving import chat_body, events, joined, serving
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from .scripted_engine import (
-    BOS,
-    END,
-    START,
-    VOCAB_SIZE,
-    ScriptedEngine,
-    assert_refused,
-    byte_tokenizer,
-    serving,
-)
+from .scripted_engine import BOS, END, START, VOCAB_SIZE, ScriptedEngine, byte_tokenizer
+from .serving import assert_refused, serving
 
 TEXT = "héllo"
 IDS = list(TEXT.encode())
