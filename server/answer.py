@@ -1,6 +1,6 @@
 """What a running job has produced so far, in the parts that answers are made of.
 
-Owns: Choice (text, reasoning and tokens of one request), usage, timings. Must not know: whether
+Owns: Choice (runs and tokens of one request), usage, timings. Must not know: whether
 the answer is streamed, chat or completion shapes, HTTP.
 """
 
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from ..runtime.events import Event, FinishEvent, PromptEvent, TokenEvent, TokenLogprob
 from ..runtime.pooling import Hidden
-from .parts import CallPiece, Part
+from .parts import CallPiece, Kind, Part, Run, begins_run, kind_of
 from .reasoning import Splitter, TextPart
 from .tool_reader import CallReader
 
@@ -30,10 +30,8 @@ class Choice:
     """None: no text is a tool call."""
     end_of_calls: str = "tool_calls"
     """The reason of an answer that ended well and has calls."""
-    calls: list[CallPiece] = field(default_factory=list)
-    """As far as they have come."""
-    text: str = ""
-    reasoning: str = ""
+    runs: list[Run] = field(default_factory=list)
+    """What it is made of, as far as it has come. None of them is empty but for a call's text."""
     n_reasoning: int = 0
     """Tokens that are reasoning, the closing tag's included."""
     answer_from: int = 0
@@ -54,22 +52,25 @@ class Choice:
         else:
             self.finish = event
         if self.splitter is None and self.reader is None:
-            self.text += event.text
-            return [(False, event.text)] if event.text else []
-        texts = self._split(event, self.splitter) if self.splitter else [(False, event.text)]
-        parts: list[Part] = self._read(texts, event, self.reader) if self.reader else [*texts]
-        for is_reasoning, piece in parts:
-            if isinstance(piece, CallPiece):
-                self._add_call(piece)
-            elif is_reasoning:
-                self.reasoning += piece
-            else:
-                self.text += piece
+            parts: list[Part] = [(False, event.text)] if event.text else []
+        else:
+            texts = self._split(event, self.splitter) if self.splitter else [(False, event.text)]
+            parts = self._read(texts, event, self.reader) if self.reader else [*texts]
+        for part in parts:
+            self._grow(part)
         return parts
 
-    def add_text(self, event: Event) -> list[TextPart]:
-        """`add` for dialects that offer no tools."""
-        return cast("list[TextPart]", self.add(event))
+    def _grow(self, part: Part) -> None:
+        before, (_, piece) = self.runs[-1] if self.runs else None, part
+        if before is None or begins_run(before.kind, part):
+            first = max(self.answer_from, before.end if before else 0)
+            self.runs.append(Run(kind_of(part), first=first))
+        run = self.runs[-1]
+        if isinstance(piece, CallPiece):
+            run.id, run.name = run.id or piece.id, run.name or piece.name
+            piece = piece.arguments
+        run.text += piece
+        run.end = len(self.tokens)
 
     def _split(self, event: Event, splitter: Splitter) -> list[TextPart]:
         if isinstance(event, FinishEvent):
@@ -87,12 +88,27 @@ class Choice:
             parts += [(True, text)] if is_reasoning else reader.push(text)
         return parts + reader.finish() if isinstance(event, FinishEvent) else parts
 
-    def _add_call(self, piece: CallPiece) -> None:
-        if piece.nth == len(self.calls):
-            self.calls.append(piece)
-        else:
-            call = self.calls[piece.nth]
-            self.calls[piece.nth] = call._replace(arguments=call.arguments + piece.arguments)
+    @property
+    def text(self) -> str:
+        return self._joined("text")
+
+    @property
+    def reasoning(self) -> str:
+        return self._joined("reasoning")
+
+    def _joined(self, kind: Kind) -> str:
+        return "".join(run.text for run in self.runs if run.kind == kind)
+
+    @property
+    def calls(self) -> list[CallPiece]:
+        """As far as they have come."""
+        calls = (run for run in self.runs if run.kind == "call")
+        return [CallPiece(nth, run.id, run.name, run.text) for nth, run in enumerate(calls)]
+
+    def tokens_of(self, run: Run) -> list[TokenEvent]:
+        """The last run has all that is left, so the token that ended the answer as well."""
+        is_last = not self.runs or run is self.runs[-1]
+        return self.tokens[run.first : None if is_last else run.end]
 
     @property
     def reason(self) -> str:

@@ -32,7 +32,6 @@ class FieldRules:
     no_effect: frozenset[str] = frozenset()
 
 
-TOOLS = "tools are not supported yet"
 CHAT_ONLY = "belongs to /v1/chat/completions"
 SAMPLER = "this sampler is not implemented"
 MEDIA = "only text goes in and comes out"

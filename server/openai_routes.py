@@ -60,7 +60,8 @@ def completion_prompts(service: Service, request: CompletionRequest) -> list[Pro
 
 def response_prompts(service: Service, request: ResponsesRequest) -> list[Prompt]:
     effort = (request.reasoning.effort, "reasoning.effort")
-    return [chat_prompt(service, request.for_template(), effort=effort)]
+    use = request.tool_use
+    return [chat_prompt(service, request.for_template(), effort=effort, use=use)]
 
 
 ROUTES = {

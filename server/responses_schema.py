@@ -9,26 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from .asking import MAX_TOP_LOGPROBS, Fields, Positive, Strict
-from .fields import MEDIA, NO_EFFECT, REFUSED, TOOLS, FieldRules, Refused
+from .fields import MEDIA, NO_EFFECT, REFUSED, FieldRules, Refused
 from .form_fields import FORM_FIELDS, TextFormat
 from .reasoning import Effort
 from .schema import Sampled
 from .structured import Form
+from .tool_fields import FlatToolFields
 
 STATELESS = "nothing is stored here; send the whole conversation as input"
 
-HONOURED_HERE = ("reasoning", "top_logprobs")
+HONOURED_HERE = ("reasoning", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls")
 
 REQUEST = FieldRules(
     refused={
-        **{
-            name: rule
-            for name, rule in REFUSED.items()
-            if name not in ("reasoning", "top_logprobs")
-        },
+        **{name: rule for name, rule in REFUSED.items() if name not in HONOURED_HERE},
         "previous_response_id": Refused(STATELESS),
         "conversation": Refused(STATELESS),
         "store": Refused("nothing is stored here; leave it out or send false", (False,)),
@@ -36,7 +33,6 @@ REQUEST = FieldRules(
         "prompt": Refused("prompts are not stored here; use instructions and input"),
         "truncation": Refused("an input that is too long is refused, never cut", ("disabled",)),
         "context_management": Refused("an input is never cut or compacted"),
-        "max_tool_calls": Refused(TOOLS),
         "messages": Refused("use input"),
         "max_tokens": Refused("use max_output_tokens"),
         "max_completion_tokens": Refused("use max_output_tokens"),
@@ -47,7 +43,8 @@ REQUEST = FieldRules(
         "verbosity": Refused("use text.verbosity"),
         "reasoning_effort": Refused("use reasoning.effort"),
     },
-    no_effect=NO_EFFECT - {"store"},
+    # Counts calls of tools that a server runs itself, of which there are none.
+    no_effect=NO_EFFECT - {"store"} | {"max_tool_calls"},
 )
 
 
@@ -117,6 +114,10 @@ def _check_types(objects: list[dict[str, Any]], known: tuple[str | None, ...], w
 Pieces = Annotated[list[Piece], BeforeValidator(_pieces, json_schema_input_type=str | list[Piece])]
 
 
+NEEDED = {"function_call": ("call_id", "name"), "function_call_output": ("call_id",)}
+"""What else an item of a type cannot do without."""
+
+
 class Item(Strict):
     """One step of a conversation; which fields count depends on the type."""
 
@@ -129,8 +130,15 @@ class Item(Strict):
     name: str = ""
     arguments: str = ""
 
+    @model_validator(mode="after")
+    def _is_whole(self) -> Item:
+        for name in NEEDED.get(self.type, ()):
+            if not getattr(self, name):
+                raise ValueError(f"{name}: a {self.type} needs it")
+        return self
 
-class ResponsesRequest(Sampled):
+
+class ResponsesRequest(Sampled, FlatToolFields):
     RULES: ClassVar[FieldRules] = REQUEST
     NESTED: ClassVar[Mapping[str, type[Fields]]] = {
         "text": Text,
@@ -179,8 +187,9 @@ class ResponsesRequest(Sampled):
             if item.type == "reasoning":
                 thoughts = _joined(item.content or item.summary)
                 continue
-            if item.type == "function_call" and "tool_calls" in (messages or [{}])[-1]:
-                messages[-1]["tool_calls"].append(_call(item))
+            before = messages[-1] if messages else {}
+            if item.type == "function_call" and before.get("role") == "assistant" and not thoughts:
+                before.setdefault("tool_calls", []).append(_call(item))
                 continue
             messages.append(_message(item))
             if thoughts and messages[-1]["role"] == "assistant":

@@ -1,51 +1,28 @@
 """Answers of /v1/responses: one object, streamed as named and numbered events or whole.
 
-Owns: the shape of the response object, its items and events. Must not know: sockets, jobs, how a
+Owns: the response object, the order of events. Must not know: shapes of items, sockets, jobs, how a
 request was read.
 
     response.created, response.in_progress,
     (output_item.added, content_part.added, …delta…, …done, content_part.done, output_item.done)…,
     one of response.completed, response.incomplete, response.failed
+
+Function calls have no content_part.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..runtime.events import Event, TokenEvent
+from ..runtime.events import Event
 from .answer import Choice, slowest, timings, usage
 from .errors import SERVER_FAULT, ApiError
 from .logprobs import ChatLogprobs
+from .parts import CallPiece, Run, begins_run
 from .reply import Json, Reply
+from .responses_items import Item
 from .sse import MEDIA_TYPE, PING, frame, named_sse
-
-
-class Kind(NamedTuple):
-    """A kind of output item with one part of text."""
-
-    id_prefix: str
-    item: Json
-    part: Json
-    events: str
-    text: Callable[[Choice], str]
-
-
-REASONING = Kind(
-    id_prefix="rs_",
-    item={"type": "reasoning", "summary": []},
-    part={"type": "reasoning_text"},
-    events="response.reasoning_text",
-    text=lambda choice: choice.reasoning,
-)
-MESSAGE = Kind(
-    id_prefix="msg_",
-    item={"type": "message", "role": "assistant"},
-    part={"type": "output_text", "annotations": []},
-    events="response.output_text",
-    text=lambda choice: choice.text,
-)
 
 
 class ResponsesWriter:
@@ -55,8 +32,8 @@ class ResponsesWriter:
         self._reply = reply
         [self._choice] = reply.choices
         self._sequence = 0
-        self._kinds: list[Kind] = []
-        """Of the items so far; the last one is open."""
+        self._open_item: Item | None = None
+        self._n_items = 0
         self._frame = ("", "")
         has_logprobs = reply.request.n_logprobs is not None
         self._logprobs = ChatLogprobs(reply.tokenizer) if has_logprobs else None
@@ -71,16 +48,20 @@ class ResponsesWriter:
 
     def event(self, index: int, event: Event) -> str:
         text = ""
-        for is_reasoning, piece in self._choice.add_text(event):
-            text += self._open(REASONING if is_reasoning else MESSAGE)
-            text += self._delta(piece)
+        for part in self._choice.add(event):
+            item = self._open_item
+            if begins_run(item.run.kind if item else None, part):
+                text += self._close("completed") + self._open(self._choice.runs[self._n_items])
+            piece = part[1]
+            text += self._delta(piece.arguments if isinstance(piece, CallPiece) else piece)
         return text
 
     def end(self) -> str:
-        opened = "" if self._kinds else self._open(MESSAGE)
+        opened = "" if self._open_item else self._open(Run("text"))
         status = self._status()
+        closed = self._close(status)
         response = self._response(status, self._items(status))
-        return opened + self._close(status) + self._event(f"response.{status}", response=response)
+        return opened + closed + self._event(f"response.{status}", response=response)
 
     def error(self, error: ApiError) -> str:
         response = self._response("failed", self._items("incomplete"))
@@ -88,9 +69,7 @@ class ResponsesWriter:
         return self._event("response.failed", response=response)
 
     def body(self) -> Json:
-        choice, status = self._choice, self._status()
-        reasons = [REASONING] if choice.reasoning else []
-        self._kinds = [*reasons, *([MESSAGE] if choice.text or not reasons else [])]
+        status = self._status()
         return self._response(status, self._items(status))
 
     def _status(self) -> str:
@@ -101,84 +80,74 @@ class ResponsesWriter:
         self._sequence += 1
         return named_sse({"type": kind, **fields, "sequence_number": self._sequence - 1})
 
-    def _place(self) -> Json:
-        """Where the open part is."""
-        index = len(self._kinds) - 1
-        return {"item_id": self._id(self._kinds[-1]), "output_index": index, "content_index": 0}
-
-    def _id(self, kind: Kind) -> str:
-        return kind.id_prefix + self._reply.id.removeprefix("resp_")
-
-    def _open(self, kind: Kind) -> str:
-        if self._kinds and self._kinds[-1] is kind:
-            return ""
-        closed = self._close("completed") if self._kinds else ""
-        self._kinds.append(kind)
-        place = self._place()
-        item = {"id": place["item_id"], **kind.item, "content": [], "status": "in_progress"}
-        delta = {"type": f"{kind.events}.delta", **place, **self._with_logprobs(kind, [])}
+    def _open(self, run: Run) -> str:
+        item = self._open_item = self._item(run, self._n_items)
+        self._n_items += 1
+        self._n_told = run.first
+        delta = {"type": f"{item.kind.events}.delta", **item.place, **item.with_logprobs([])}
         # The number of the event comes behind the text, where the frame was cut open.
         before, after = frame(named_sse({**delta, "delta": ""}))
         self._frame = (before, after.removesuffix("}\n\n"))
-        return (
-            closed
-            + self._event(
-                "response.output_item.added", output_index=place["output_index"], item=item
-            )
-            + self._event("response.content_part.added", **place, part=self._part(kind, "", []))
+        added = self._event(
+            "response.output_item.added",
+            output_index=item.place["output_index"],
+            item=item.begun(),
+        )
+        if not item.kind.part:
+            return added
+        return added + self._event(
+            "response.content_part.added", **item.place, part=item.part("", [])
         )
 
     def _delta(self, text: str) -> str:
-        kind = self._kinds[-1]
-        if kind is MESSAGE and self._logprobs:
-            written = self._written(self._n_told)
+        item = self._open_item
+        assert item is not None
+        if not text:
+            return ""
+        if item.kind.has_logprobs and self._logprobs:
+            tokens = self._choice.tokens[self._n_told :]
             self._n_told = len(self._choice.tokens)
-            fields = {**self._place(), "delta": text, "logprobs": written}
-            return self._event(f"{kind.events}.delta", **fields)
+            written = self._logprobs.write(tokens)["content"]
+            fields = {**item.place, "delta": text, "logprobs": written}
+            return self._event(f"{item.kind.events}.delta", **fields)
         before, after = self._frame
         self._sequence += 1
         number = f',"sequence_number":{self._sequence - 1}'
         return before + json.dumps(text) + after + number + "}\n\n"
 
     def _close(self, status: str) -> str:
-        kind, place = self._kinds[-1], self._place()
-        text, logprobs = kind.text(self._choice), self._written(0)
-        done = {"text": text, **self._with_logprobs(kind, logprobs)}
-        return (
-            self._event(f"{kind.events}.done", **place, **done)
-            + self._event(
-                "response.content_part.done", **place, part=self._part(kind, text, logprobs)
-            )
-            + self._event(
-                "response.output_item.done",
-                output_index=place["output_index"],
-                item=self._item(kind, status),
-            )
+        item = self._open_item
+        if item is None:
+            return ""
+        self._open_item = None
+        run, logprobs = item.run, self._written(item)
+        text = self._event(f"{item.kind.events}.done", **item.place, **item.done(logprobs))
+        if item.kind.part:
+            part = item.part(run.text, logprobs)
+            text += self._event("response.content_part.done", **item.place, part=part)
+        return text + self._event(
+            "response.output_item.done",
+            output_index=item.place["output_index"],
+            item=item.written(logprobs, status),
         )
 
-    def _written(self, start: int) -> list[Json]:
-        """Logprobs of the answer's tokens from `start` on; none of its reasoning's."""
-        if not self._logprobs:
+    def _item(self, run: Run, index: int) -> Item:
+        return Item(run, index, self._reply.id)
+
+    def _written(self, item: Item) -> list[Json]:
+        """Logprobs of the item's tokens, where it has them."""
+        if not self._logprobs or not item.kind.has_logprobs:
             return []
-        choice = self._choice
-        tokens: list[TokenEvent] = choice.tokens[max(start, choice.answer_from) :]
-        written: list[Json] = self._logprobs.write(tokens)["content"]
+        written: list[Json] = self._logprobs.write(self._choice.tokens_of(item.run))["content"]
         return written
-
-    def _with_logprobs(self, kind: Kind, logprobs: list[Json]) -> Json:
-        return {"logprobs": logprobs} if kind is MESSAGE else {}
-
-    def _part(self, kind: Kind, text: str, logprobs: list[Json]) -> Json:
-        return {**kind.part, "text": text, **self._with_logprobs(kind, logprobs)}
-
-    def _item(self, kind: Kind, status: str) -> Json:
-        part = self._part(kind, kind.text(self._choice), self._written(0))
-        return {"id": self._id(kind), **kind.item, "content": [part], "status": status}
 
     def _items(self, status: str) -> list[Json]:
         """status: of the last one; those before it were ended by the next."""
-        before = [self._item(kind, "completed") for kind in self._kinds[:-1]]
-        return [*before, *[self._item(kind, status) for kind in self._kinds[-1:]]]
+        items = [self._item(run, nth) for nth, run in enumerate(self._choice.runs or [Run("text")])]
+        return [
+            item.written(self._written(item), status if item is items[-1] else "completed")
+            for item in items
+        ]
 
     def _response(self, status: str, output: list[Json]) -> Json:
         request, end = self._reply.request, slowest(self._reply.choices)
@@ -195,15 +164,15 @@ class ResponsesWriter:
             "instructions": request.instructions,
             "max_output_tokens": request.max_output_tokens,
             "metadata": request.metadata,
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": request.parallel_tool_calls,
             "previous_response_id": None,
             "reasoning": {"effort": request.reasoning.effort, "summary": None},
             "service_tier": "flex" if request.service == "background" else "default",
             "store": False,
             "temperature": request.temperature,
             "text": {"format": _format(request)},
-            "tool_choice": "auto",
-            "tools": [],
+            "tool_choice": request.tool_choice_given,
+            "tools": [tool.model_dump() for tool in request.tools],
             "top_logprobs": request.top_logprobs or 0,
             "top_p": request.top_p,
             "truncation": "disabled",
