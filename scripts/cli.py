@@ -11,6 +11,7 @@ from martlet.scripts.bench import bench
 from martlet.scripts.bench_peers import bench_peers
 from martlet.scripts.chat import chat
 from martlet.scripts.console import OneLineErrors
+from martlet.scripts.convert import convert
 from martlet.scripts.divergence import divergence
 from martlet.scripts.doctor import doctor
 from martlet.scripts.doctor import version as installed_version
@@ -35,6 +36,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "kld": kld,
     "divergence": divergence,
     "doctor": doctor,
+    "convert": convert,
     "bench": bench,
     "bench-peers": bench_peers,
     "synthesize": synthesize,

@@ -1,0 +1,151 @@
+"""A checkpoint folder to a GGUF file: everything is read and checked, then it is written once.
+
+Owns: the order of the steps, the metadata that is not the architecture's, and the streaming of
+weights. Must not know: single tensors, tokens or block formats; whether the result computes the
+same (scripts/convert_check.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from .checkpoint import Checkpoint
+from .convert_config import Settings, read_settings
+from .convert_tensors import Weight, ignored_tensors, plan_weights
+from .convert_tokenizer import ReaderFacts, convert_tokenizer
+from .encode import encode
+from .errors import FileFormatError, UnsupportedError
+from .formats import FORMATS
+from .gguf_field import Field
+from .gguf_write import OutTensor, write_gguf
+
+SLICE_WEIGHTS = 1 << 24  # read, rounded and packed at a time
+F16_MAX = 65504.0
+
+
+@dataclass(frozen=True, eq=False)
+class Conversion:
+    """A checkpoint that can be written: read and checked, except for the values of weights."""
+
+    checkpoint: Checkpoint
+    config: dict[str, Any]
+    settings: Settings
+    weights: list[Weight]
+    tokenizer: dict[str, Any]  # metadata under tokenizer.* and general.sampling.*
+    notes: list[str] = field(default_factory=list)  # what a person should know
+
+    @property
+    def stored_type(self) -> str:
+        """The type that keeps every bit of the matrices: their own, F32 where they differ."""
+        types = {w.source.dtype for w in self.weights if w.source and len(w.shape) > 1}
+        return types.pop() if len(types) == 1 else "F32"
+
+    @property
+    def vocab_size(self) -> int:
+        return self.weights[0].n_rows
+
+    def metadata(self, name: str, file_type: int) -> dict[str, Any]:
+        arch = self.settings.family.arch
+        return {
+            "general.architecture": arch,
+            "general.type": "model",
+            "general.name": name,
+            "general.file_type": file_type,
+            "general.quantization_version": 2,
+            **self.settings.metadata(),
+            f"{arch}.vocab_size": self.vocab_size,
+            **self.tokenizer,
+        }
+
+
+def read_conversion(folder: str | PathLike[str], facts: ReaderFacts) -> Conversion:
+    """Raises FileFormatError or UnsupportedError where the checkpoint cannot be converted."""
+    checkpoint = Checkpoint.open(folder)
+    config = checkpoint.json("config.json")
+    if not config:
+        raise FileFormatError(f"{checkpoint.folder}: has no config.json; fetch it too")
+    settings = read_settings(config)
+    weights = plan_weights(settings, checkpoint.tensors)
+    try:
+        tokenizer = convert_tokenizer(checkpoint, config, weights[0].n_rows, facts)
+    except RecursionError:
+        raise FileFormatError(f"{checkpoint.folder}: tokenizer.json is nested too deeply") from None
+    notes = list(tokenizer.notes)
+    if ignored := ignored_tensors(checkpoint.tensors):
+        notes.append(f"{len(ignored)} tensors are not of the language model: {ignored[0]}, …")
+    return Conversion(checkpoint, config, settings, weights, tokenizer.metadata, notes)
+
+
+def write_conversion(
+    conversion: Conversion,
+    path: str | PathLike[str],
+    *,
+    formats: Mapping[str, str],
+    file_type: int,
+    name: str,
+    threads: int | None = None,
+    on_tensor: Callable[[OutTensor], None] | None = None,
+) -> int:
+    """Writes the file and returns its bytes. `formats`: the format of every tensor by name.
+
+    Memory holds one tensor as it is written and a slice of it as float32. The same checkpoint
+    gives the same bytes.
+    """
+    values = conversion.metadata(name, file_type)
+    fields = {
+        key: value if isinstance(value, Field) else Field.of(value) for key, value in values.items()
+    }
+    tensors = [
+        OutTensor(
+            w.name, w.shape, FORMATS[formats[w.name]], _packer(conversion, w, formats, threads)
+        )
+        for w in conversion.weights
+    ]
+    return write_gguf(path, fields, tensors, on_tensor=on_tensor)
+
+
+def _packer(
+    conversion: Conversion, weight: Weight, formats: Mapping[str, str], threads: int | None
+) -> Callable[[], np.ndarray]:
+    def pack() -> np.ndarray:
+        packed = packed_weight(weight, formats[weight.name], threads)
+        conversion.checkpoint.drop_pages()
+        return packed
+
+    return pack
+
+
+def packed_weight(weight: Weight, format_name: str, threads: int | None = None) -> np.ndarray:
+    """uint8 (n_bytes,): a slice of rows at a time is read, checked and packed."""
+    fmt = FORMATS[format_name]
+    if len(weight.shape) == 1:
+        row = _checked(weight, 0, weight.rows(0, weight.n_rows), format_name)
+        return encode(row[None], format_name, threads=threads).reshape(-1)
+    n_rows, cols = weight.shape
+    out = np.empty((n_rows, fmt.data_bytes((cols,))), np.uint8)
+    step = max(1, SLICE_WEIGHTS // cols)
+    for start in range(0, n_rows, step):
+        stop = min(start + step, n_rows)
+        rows = _checked(weight, start, weight.rows(start, stop), format_name)
+        out[start:stop] = encode(rows, format_name, threads=threads)
+    return out.reshape(-1)
+
+
+def _checked(weight: Weight, start: int, rows: np.ndarray, format_name: str) -> np.ndarray:
+    """The rows, refused where a value is no number or too large for the format."""
+    limit = F16_MAX if format_name == "F16" else np.finfo(np.float32).max
+    bad = ~(np.abs(rows) <= limit)
+    if not bad.any():
+        return rows
+    place = np.argwhere(bad)[0]
+    value = rows[tuple(place)]
+    place[0] += start
+    what = f"tensor {weight.name!r} holds {value:g} at {place.tolist()}"
+    if np.isfinite(value):
+        raise UnsupportedError(f"{what}, more than F16 can hold; write BF16 or F32 instead")
+    raise FileFormatError(f"{what}; the checkpoint is damaged: fetch it again")

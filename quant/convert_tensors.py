@@ -1,0 +1,257 @@
+"""Which tensors a GGUF file gets from which tensors of a checkpoint, in which order of rows.
+
+Owns: the parts of a layer and their shapes, names in either world, fused and tied tensors, and
+the check that nothing is missing or left over. Must not know: config.json, formats, files.
+Weights are read as float32 rows when they are written, never all at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import gguf
+import numpy as np
+
+from .convert_config import Settings
+from .errors import FileFormatError, UnsupportedError
+from .safetensors_file import SourceTensor
+
+EMBEDDING, NORM, HEAD = "model.embed_tokens", "model.norm", "lm_head"
+ROPE_FREQS = "rope_freqs.weight"
+_COMPARE_ROWS = 4096
+
+# A layer's parts: names under model.layers.N, and their (rows, cols) or (values,).
+_PARTS: dict[str, tuple[str, ...]] = {
+    "input_layernorm": ("dim",),
+    "self_attn.q_proj": ("q", "dim"),
+    "self_attn.k_proj": ("kv", "dim"),
+    "self_attn.v_proj": ("kv", "dim"),
+    "self_attn.o_proj": ("dim", "q"),
+    "post_attention_layernorm": ("dim",),
+    "mlp.gate_proj": ("ffn", "dim"),
+    "mlp.up_proj": ("ffn", "dim"),
+    "mlp.down_proj": ("dim", "ffn"),
+}
+_HEAD_NORMS = {"self_attn.q_norm": ("head",), "self_attn.k_norm": ("head",)}
+_SANDWICH = {"pre_feedforward_layernorm": ("dim",), "post_feedforward_layernorm": ("dim",)}
+# Parts that some checkpoints store stacked in one tensor, in this order.
+_FUSED = {
+    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+}
+# How classes around a language model call it. The first that fits is replaced.
+_PREFIXES = (
+    ("model.language_model.", "model."),
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+    ("embed_tokens.", "model.embed_tokens."),
+    ("layers.", "model.layers."),
+    ("norm.", "model.norm."),
+)
+# Buffers that follow from the config, and the parts of a model that is not only for text.
+_IGNORED = re.compile(
+    r".*\.rotary_emb\.inv_freq|.*\.self_attn\.(bias|masked_bias)"
+    r"|(model\.)?(vision_tower|multi_modal_projector)\..*"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """A tensor of the file to be written: rows of a stored tensor, or values that are given."""
+
+    name: str
+    shape: tuple[int, ...]
+    source: SourceTensor | None = None
+    first: int = 0  # row of the source that is row 0 here, where several are stacked there
+    heads: int = 0  # > 0: rows of each head change from halves to pairs
+    offset: float = 0.0
+    values: np.ndarray | None = field(default=None, repr=False)
+
+    @property
+    def n_rows(self) -> int:
+        return self.shape[0]
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        """float32 (stop - start, cols) of a matrix, (stop - start,) of a vector."""
+        if self.source is None:
+            assert self.values is not None
+            return self.values[start:stop]
+        index: slice | np.ndarray = slice(self.first + start, self.first + stop)
+        if self.heads:
+            index = self.first + halves_to_pairs(np.arange(start, stop), self.n_rows // self.heads)
+        rows = self.source.rows(index)
+        if self.offset:  # adding 0 would turn -0 to 0
+            rows += np.float32(self.offset)
+        return rows.reshape(-1, *self.shape[1:])
+
+
+def halves_to_pairs(rows: np.ndarray, head_dim: int) -> np.ndarray:
+    """Where each row comes from: row 2i of a head is its row i, row 2i + 1 its row i + head_dim/2.
+
+    Rope as Llama's checkpoints have it turns dims (i, i + head_dim / 2), as GGUF's has it
+    (2i, 2i + 1)."""
+    head, row = np.divmod(rows, head_dim)
+    pair, side = np.divmod(row, 2)
+    return head * head_dim + side * (head_dim // 2) + pair
+
+
+def plan_weights(settings: Settings, tensors: Mapping[str, SourceTensor]) -> list[Weight]:
+    """Every tensor of the GGUF file; raises where the checkpoint is not exactly as expected."""
+    named = _canonical(tensors)
+    sizes = _sizes(settings, named)
+    _drop_tied_head(settings, named)
+    wanted = _expected(settings, sizes)
+    parts = _unfuse(named, wanted)
+    for name, shape in wanted.items():
+        if name not in parts:
+            raise FileFormatError(
+                f"tensor {name!r} of shape {shape} is missing from the checkpoint"
+            )
+        found = parts[name][2]
+        if found != shape:
+            raise FileFormatError(
+                f"tensor {name!r} has shape {found}, config.json asks for {shape}"
+            )
+    for name in parts:
+        if name not in wanted:
+            raise UnsupportedError(
+                f"tensor {name!r} has no place in a {settings.family.arch} model of this config"
+            )
+    names = gguf.get_tensor_name_map(_arch_id(settings.family.arch), settings.n_layers)
+    weights = [_weight(settings, name, names, *parts[name]) for name in wanted]
+    if settings.rope.divisors is not None:
+        divisors = settings.rope.divisors
+        weights.insert(1, Weight(ROPE_FREQS, divisors.shape, values=divisors))
+    return weights
+
+
+def ignored_tensors(tensors: Mapping[str, SourceTensor]) -> list[str]:
+    """What is left out without harm to a model of text."""
+    return [name for name in tensors if _IGNORED.fullmatch(name)]
+
+
+def _canonical(tensors: Mapping[str, SourceTensor]) -> dict[str, SourceTensor]:
+    """Tensors under the names that a plain causal model gives them."""
+    named: dict[str, SourceTensor] = {}
+    for name, tensor in tensors.items():
+        if _IGNORED.fullmatch(name):
+            continue
+        tensor.check_convertible()
+        for prefix, plain in _PREFIXES:
+            if name.startswith(prefix):
+                name = plain + name.removeprefix(prefix)
+                break
+        if name in named:
+            raise FileFormatError(f"tensors {tensor.name!r} and {named[name].name!r} are one")
+        named[name] = tensor
+    return named
+
+
+def _sizes(settings: Settings, named: Mapping[str, SourceTensor]) -> dict[str, int]:
+    embedding = named.get(f"{EMBEDDING}.weight")
+    if embedding is None:
+        raise FileFormatError(f"tensor '{EMBEDDING}.weight' is missing from the checkpoint")
+    return {
+        "dim": settings.dim,
+        "q": settings.heads * settings.head_dim,
+        "kv": settings.kv_heads * settings.head_dim,
+        "head": settings.head_dim,
+        "ffn": settings.ffn_dim,
+        "vocab": settings.vocab_size or embedding.n_rows,
+    }
+
+
+def _drop_tied_head(settings: Settings, named: dict[str, SourceTensor]) -> None:
+    """A head that repeats the embedding goes. One that differs contradicts the config, and
+    which of the two was meant cannot be known."""
+    name = f"{HEAD}.weight"
+    if not settings.is_tied or name not in named:
+        return
+    if not _are_equal(named[name], named[f"{EMBEDDING}.weight"]):
+        raise FileFormatError(
+            f"tie_word_embeddings is true, but {name!r} differs from the embedding; set the flag "
+            "to false in config.json, or remove the tensor"
+        )
+    del named[name]
+
+
+def _are_equal(a: SourceTensor, b: SourceTensor) -> bool:
+    if a.shape != b.shape:
+        return False
+    pieces = (slice(at, at + _COMPARE_ROWS) for at in range(0, a.n_rows, _COMPARE_ROWS))
+    return all(np.array_equal(a.rows(piece), b.rows(piece)) for piece in pieces)
+
+
+def _expected(settings: Settings, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """Shapes by name, in the order of the file."""
+    parts = dict(_PARTS)
+    if settings.family.head_norm:
+        parts |= _HEAD_NORMS
+    if settings.family.sandwich:
+        parts |= _SANDWICH
+    wanted: dict[str, tuple[int, ...]] = {f"{EMBEDDING}.weight": (sizes["vocab"], sizes["dim"])}
+    for n in range(settings.n_layers):
+        for part, dims in parts.items():
+            shape = tuple(sizes[dim] for dim in dims)
+            wanted[f"model.layers.{n}.{part}.weight"] = shape
+            if part in settings.biased:
+                wanted[f"model.layers.{n}.{part}.bias"] = shape[:1]
+    wanted[f"{NORM}.weight"] = (sizes["dim"],)
+    if not settings.is_tied:
+        wanted[f"{HEAD}.weight"] = (sizes["vocab"], sizes["dim"])
+    return wanted
+
+
+_Part = tuple[SourceTensor, int, tuple[int, ...]]  # (stored in, first row there, shape)
+
+
+def _unfuse(
+    named: Mapping[str, SourceTensor], wanted: Mapping[str, tuple[int, ...]]
+) -> dict[str, _Part]:
+    parts: dict[str, _Part] = {}
+    for name, tensor in named.items():
+        stem, _, kind = name.rpartition(".")
+        fused = next((f for f in _FUSED if stem.endswith(f".{f}")), None)
+        if fused is None:
+            parts[name] = (tensor, 0, tensor.shape)
+            continue
+        layer = stem.removesuffix(fused)
+        shares = [f"{layer}{part}.{kind}" for part in _FUSED[fused]]
+        heights = [wanted[share][0] for share in shares if share in wanted]
+        if len(heights) != len(shares) or sum(heights) != tensor.n_rows:
+            raise FileFormatError(
+                f"tensor {name!r} has {tensor.n_rows} rows, its parts take {sum(heights)}"
+            )
+        first = 0
+        for share, height in zip(shares, heights, strict=True):
+            if share in named:
+                raise FileFormatError(f"tensors {name!r} and {share!r} are both in the checkpoint")
+            parts[share] = (tensor, first, (height, *tensor.shape[1:]))
+            first += height
+    return parts
+
+
+def _arch_id(arch: str) -> gguf.MODEL_ARCH:
+    return next(id_ for id_, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+
+
+def _weight(
+    settings: Settings,
+    name: str,
+    names: gguf.TensorNameMap,
+    source: SourceTensor,
+    first: int,
+    shape: Sequence[int],
+) -> Weight:
+    new_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    if new_name is None:
+        raise UnsupportedError(f"tensor {name!r} has no name in a {settings.family.arch} file")
+    heads = 0
+    if settings.family.rope_pairs and ".self_attn.q_proj." in name:
+        heads = settings.heads
+    if settings.family.rope_pairs and ".self_attn.k_proj." in name:
+        heads = settings.kv_heads
+    offset = settings.family.norm_offset if name.endswith("norm.weight") else 0.0
+    return Weight(new_name, tuple(shape), source, first, heads, offset)

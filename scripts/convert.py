@@ -1,0 +1,156 @@
+"""`martlet convert`: a checkpoint folder of Hugging Face form to a GGUF file.
+Owns the command: the choice of formats, progress, the report. Reading, checking and writing are in
+quant/convert*.py, the comparison with the source in convert_check.py."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from martlet.scripts import options
+from martlet.scripts.console import byte_progress, note, print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from martlet.quant.convert import Conversion
+    from martlet.quant.gguf_write import OutTensor
+    from martlet.scripts.convert_check import LogitsCheck
+
+AS_STORED = "auto"
+FLOAT_FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32}  # general.file_type
+
+
+def convert(
+    checkpoint: Annotated[
+        Path, typer.Argument(metavar="CHECKPOINT_DIR", help="With config.json and safetensors.")
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT.gguf")],
+    type_: Annotated[
+        str,
+        typer.Option("--type", help="F32, F16, BF16, Q8_0, Q4_K_M, …; auto: as stored."),
+    ] = AS_STORED,
+    name: Annotated[str | None, typer.Option(help="Default: the folder's name.")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare the file's logits with the checkpoint's.")
+    ] = False,
+    threads: options.ThreadsOption = None,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Write the model in CHECKPOINT_DIR as OUT.gguf, which martlet and llama.cpp read."""
+    from martlet.quant.convert import read_conversion
+    from martlet.scripts.convert_check import check_token_ids
+    from martlet.scripts.convert_facts import reader_facts
+
+    conversion = read_conversion(checkpoint, reader_facts())
+    check_token_ids(conversion.checkpoint, conversion.tokenizer)
+    type_ = conversion.stored_type if type_ == AS_STORED else type_.upper()
+    formats, file_type = choose_formats(conversion, type_)
+    for text in conversion.notes:
+        note(f"note: {text}")
+    name = name or checkpoint.resolve().name
+    n_bytes = write_file(conversion, out, formats, file_type, name, threads)
+    result = checked(conversion, out, type_) if check else None
+    report(conversion, out, type_, n_bytes, result, as_json=as_json)
+
+
+def choose_formats(conversion: Conversion, type_: str) -> tuple[dict[str, str], int]:
+    """The format of each tensor by name, and general.file_type. Vectors are always F32."""
+    from martlet.quant.errors import UnsupportedError
+
+    if type_ not in FLOAT_FILE_TYPES:
+        raise UnsupportedError(f"type {type_!r} is not known; known: {', '.join(FLOAT_FILE_TYPES)}")
+    vectors = {w.name: "F32" for w in conversion.weights if len(w.shape) == 1}
+    matrices = {w.name: w.shape for w in conversion.weights if len(w.shape) > 1}
+    return {**dict.fromkeys(matrices, type_), **vectors}, FLOAT_FILE_TYPES[type_]
+
+
+def write_file(
+    conversion: Conversion,
+    out: Path,
+    formats: Mapping[str, str],
+    file_type: int,
+    name: str,
+    threads: int | None,
+) -> int:
+    from martlet.quant.convert import write_conversion
+    from martlet.quant.formats import FORMATS
+
+    total_bytes = sum(FORMATS[formats[w.name]].data_bytes(w.shape) for w in conversion.weights)
+    done_bytes = 0
+    with byte_progress() as progress:
+
+        def on_tensor(tensor: OutTensor) -> None:
+            nonlocal done_bytes
+            done_bytes += tensor.n_bytes
+            progress(f"writing {tensor.format.name}", done_bytes, total_bytes)
+
+        return write_conversion(
+            conversion,
+            out,
+            formats=formats,
+            file_type=file_type,
+            name=name,
+            threads=threads,
+            on_tensor=on_tensor,
+        )
+
+
+def checked(conversion: Conversion, out: Path, type_: str) -> LogitsCheck:
+    """A file that keeps every bit of the weights must compute the same; another one goes away."""
+    from martlet.quant.errors import MartletError
+    from martlet.scripts.convert_check import EXACT_ERROR, compare_logits
+
+    result = compare_logits(conversion, out)
+    if type_ in ("F32", conversion.stored_type) and not result.is_exact:
+        out.unlink()
+        raise MartletError(
+            f"{out}: logits differ from the checkpoint's by {result.max_error:.2g} of the largest, "
+            f"more than {EXACT_ERROR:g}; the file was removed: please report this checkpoint"
+        )
+    return result
+
+
+def report(
+    conversion: Conversion,
+    out: Path,
+    type_: str,
+    n_bytes: int,
+    result: LogitsCheck | None,
+    *,
+    as_json: bool,
+) -> None:
+    from math import prod
+
+    n_weights = sum(prod(w.shape) for w in conversion.weights)
+    if as_json:
+        about: dict[str, Any] = {
+            "file": str(out),
+            "architecture": conversion.settings.family.arch,
+            "type": type_,
+            "n_bytes": n_bytes,
+            "n_tensors": len(conversion.weights),
+            "n_weights": n_weights,
+            "notes": conversion.notes,
+        }
+        print_json({**about, "check": asdict(result) if result else None})
+        return
+    print(
+        f"{out}: {conversion.settings.family.arch} in {type_}, {len(conversion.weights)} tensors, "
+        f"{n_bytes / 1e6:,.1f} MB, {8 * n_bytes / n_weights:.2f} bits per weight"
+    )
+    if result:
+        print(
+            f"logits of {result.n_tokens} tokens against the checkpoint's: largest difference "
+            f"{result.max_error:.2g} of the largest, RMS {result.rms_error:.2g} of their spread, "
+            f"mean KL {result.mean_kl:.2g}, same top token {result.same_top:.1%}"
+        )
+
+
+if __name__ == "__main__":
+    from martlet.scripts.cli import main
+
+    main(["convert", *sys.argv[1:]])

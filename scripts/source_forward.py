@@ -1,0 +1,200 @@
+"""What a checkpoint computes: logits from its own weights, config and layout, in plain NumPy.
+
+Owns: a forward pass in float32 of Llama, Qwen2, Qwen3 and Gemma 3 as `transformers` 5.24 defines
+them. Must not know: GGUF, nor how tensors are converted; `convert --check` compares with it, so
+that an error of the conversion cannot hide on both sides. Weights are read a slice at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from martlet.quant.checkpoint import Checkpoint
+from martlet.quant.convert_config import Settings
+
+_SLICE_WEIGHTS = 1 << 24
+_FUSED = {"q": "qkv", "k": "qkv", "v": "qkv", "gate": "gate_up", "up": "gate_up"}
+
+
+def source_logits(
+    checkpoint: Checkpoint, config: Mapping[str, Any], settings: Settings, ids: Sequence[int]
+) -> np.ndarray:
+    """float32 (len(ids), vocab_size) at every position of one sequence."""
+    source = _Source(checkpoint, settings)
+    is_gemma = settings.family.arch == "gemma3"
+    x = source.rows("embed_tokens.weight", np.asarray(ids))
+    if is_gemma:
+        x = x * np.float32(math.sqrt(settings.dim))
+    for n in range(settings.n_layers):
+        at = f"layers.{n}."
+        mixed = _attention(source, config, n, source.norm(x, f"{at}input_layernorm"))
+        if is_gemma:
+            x = x + source.norm(mixed, f"{at}post_attention_layernorm")
+            fed = _mlp(source, at, source.norm(x, f"{at}pre_feedforward_layernorm"))
+            x = x + source.norm(fed, f"{at}post_feedforward_layernorm")
+        else:
+            x = x + mixed
+            x = x + _mlp(source, at, source.norm(x, f"{at}post_attention_layernorm"))
+        checkpoint.drop_pages()
+    x = source.norm(x, "norm")
+    return source.linear(x, "embed_tokens" if settings.is_tied else "lm_head")
+
+
+class _Source:
+    """Tensors by the end of their name, which is the same in every class around the model."""
+
+    def __init__(self, checkpoint: Checkpoint, settings: Settings) -> None:
+        self.settings = settings
+        self._tensors = {
+            name: tensor for name, tensor in checkpoint.tensors.items() if "vision" not in name
+        }
+
+    def _find(self, ending: str) -> Any:
+        found = [t for n, t in self._tensors.items() if n == ending or n.endswith(f".{ending}")]
+        if ending == "norm.weight":  # that of the model, not of a layer
+            found = [t for t in found if "layers." not in t.name]
+        return found[0] if found else None
+
+    def rows(self, ending: str, index: slice | np.ndarray) -> np.ndarray:
+        rows: np.ndarray = self._find(ending).rows(index)
+        return rows
+
+    def norm(self, x: np.ndarray, name: str) -> np.ndarray:
+        weight = self.rows(f"{name}.weight", slice(None))[:, 0]
+        if self.settings.family.arch == "gemma3":
+            weight = weight + np.float32(1)
+        mean = (x.astype(np.float64) ** 2).mean(axis=-1, keepdims=True)
+        normed: np.ndarray = (x / np.sqrt(mean + self.settings.norm_eps)).astype(np.float32)
+        return normed * weight
+
+    def linear(self, x: np.ndarray, name: str) -> np.ndarray:
+        """x W^T + b; of a fused tensor only the part with this name."""
+        first, stop, name = self._place(name)
+        weight, bias = self._find(f"{name}.weight"), self._find(f"{name}.bias")
+        stop = stop or weight.n_rows
+        step = max(1, _SLICE_WEIGHTS // x.shape[1])
+        starts = range(first, stop, step)
+        parts = [x @ weight.rows(slice(at, min(at + step, stop))).T for at in starts]
+        y = np.concatenate(parts, axis=1)
+        return y if bias is None else y + bias.rows(slice(first, stop))[:, 0]
+
+    def _place(self, name: str) -> tuple[int, int, str]:
+        """(first row, end, tensor) of a projection; end 0: the whole tensor."""
+        if self._find(f"{name}.weight") is not None:
+            return 0, 0, name
+        s, (layer, part) = self.settings, name.rsplit(".", 1)
+        short = part.removesuffix("_proj")
+        q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
+        order = (
+            {"q": q, "k": kv, "v": kv} if short in "qkv" else {"gate": s.ffn_dim, "up": s.ffn_dim}
+        )
+        first = sum(list(order.values())[: list(order).index(short)])
+        return first, first + order[short], f"{layer}.{_FUSED[short]}_proj"
+
+
+def _attention(source: _Source, config: Mapping[str, Any], n: int, x: np.ndarray) -> np.ndarray:
+    s, at = source.settings, f"layers.{n}.self_attn."
+    q = source.linear(x, f"{at}q_proj").reshape(len(x), s.heads, s.head_dim)
+    k = source.linear(x, f"{at}k_proj").reshape(len(x), s.kv_heads, s.head_dim)
+    v = source.linear(x, f"{at}v_proj").reshape(len(x), s.kv_heads, s.head_dim)
+    if s.family.head_norm:
+        q, k = source.norm(q, f"{at}q_norm"), source.norm(k, f"{at}k_norm")
+    cos, sin = _rope_table(config, s, len(x), is_local=s.is_local[n])
+    q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
+    k, v = (a.repeat(s.heads // s.kv_heads, axis=1) for a in (k, v))
+    width = config.get("query_pre_attn_scalar") or (config.get("text_config") or {}).get(
+        "query_pre_attn_scalar"
+    )
+    scores = np.einsum("qhd,khd->hqk", q, k) / math.sqrt(width or s.head_dim)
+    distance = np.arange(len(x))[:, None] - np.arange(len(x))
+    visible = distance >= 0
+    if s.is_local[n]:
+        visible &= distance < s.window
+    scores = np.where(visible, scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    mixed = np.einsum("hqk,khd->qhd", weights.astype(np.float32), v)
+    return source.linear(mixed.reshape(len(x), -1), f"{at}o_proj")
+
+
+def _mlp(source: _Source, at: str, x: np.ndarray) -> np.ndarray:
+    gate = source.linear(x, f"{at}mlp.gate_proj")
+    if source.settings.family.arch == "gemma3":
+        inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
+        gate = 0.5 * gate * (1 + np.tanh(inner))
+    else:
+        gate = gate / (1 + np.exp(-gate))
+    return source.linear(
+        (gate * source.linear(x, f"{at}mlp.up_proj")).astype(np.float32), f"{at}mlp.down_proj"
+    )
+
+
+def _rotated(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    """Dims (i, i + head_dim / 2) of every head turn together."""
+    first, second = np.split(x, 2, axis=-1)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+# -- rope -----------------------------------------------------------------------------------------
+
+
+def _rope_table(
+    config: Mapping[str, Any], settings: Settings, n: int, *, is_local: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """(cos, sin), each float32 (n, 1, head_dim / 2)."""
+    inner = {**config, **(config.get("text_config") or {})}
+    rope = inner.get("rope_parameters") or inner.get("rope_scaling") or {}
+    default_base = 1e6 if settings.family.arch == "gemma3" else 1e4
+    base = inner.get("rope_theta") or default_base
+    if is_local and settings.family.arch == "gemma3":
+        rope = rope.get("sliding_attention", {})
+        base = inner.get("rope_local_base_freq", 1e4)
+    rope = rope.get("full_attention", rope)
+    base = rope.get("rope_theta") or base
+    angles, amplitude = _frequencies(rope, float(base), settings)
+    turns = np.arange(n)[:, None, None] * angles
+    cos, sin = np.cos(turns) * amplitude, np.sin(turns) * amplitude
+    return cos.astype(np.float32), sin.astype(np.float32)
+
+
+def _frequencies(
+    rope: Mapping[str, Any], base: float, settings: Settings
+) -> tuple[np.ndarray, float]:
+    """Radians per position of each pair of dims, and what cos and sin are multiplied by."""
+    dim = settings.head_dim
+    plain = base ** (-np.arange(0, dim, 2) / dim)
+    kind, factor = rope.get("rope_type", rope.get("type", "default")), rope.get("factor", 1.0)
+    original = rope.get("original_max_position_embeddings") or settings.context
+    if kind == "linear":
+        return plain / factor, 1.0
+    if kind == "llama3":
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        turns = original * plain / (2 * math.pi)
+        share = (turns - low) / (high - low)
+        blended = (1 - share) * plain / factor + share * plain
+        slow, fast = turns < low, turns > high
+        return np.where(slow, plain / factor, np.where(fast, plain, blended)), 1.0
+    if kind == "yarn":
+        bounds = [
+            dim * math.log(original / (beta * 2 * math.pi)) / (2 * math.log(base))
+            for beta in (rope.get("beta_fast") or 32, rope.get("beta_slow") or 1)
+        ]
+        low, high = max(math.floor(bounds[0]), 0), min(math.ceil(bounds[1]), dim - 1)
+        ramp = np.clip((np.arange(dim // 2) - low) / max(high - low, 0.001), 0, 1)
+        return plain / factor * ramp + plain * (1 - ramp), _yarn_amplitude(rope, factor)
+    return plain, 1.0
+
+
+def _yarn_amplitude(rope: Mapping[str, Any], factor: float) -> float:
+    if rope.get("attention_factor"):
+        return float(rope["attention_factor"])
+
+    def grown(scale: float) -> float:
+        return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
+
+    if rope.get("mscale") and rope.get("mscale_all_dim"):
+        return grown(rope["mscale"]) / grown(rope["mscale_all_dim"])
+    return grown(1.0)
