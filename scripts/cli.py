@@ -20,6 +20,7 @@ from martlet.scripts.inspect_model import inspect
 from martlet.scripts.kld import kld
 from martlet.scripts.perplexity import perplexity
 from martlet.scripts.pull import pull
+from martlet.scripts.quality import quality
 from martlet.scripts.run import run
 from martlet.scripts.serve import serve
 from martlet.scripts.soak import soak
@@ -34,6 +35,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "estimate": estimate,
     "perplexity": perplexity,
     "kld": kld,
+    "quality": quality,
     "divergence": divergence,
     "doctor": doctor,
     "convert": convert,

@@ -18,6 +18,7 @@ EXIT_ERROR, EXIT_USAGE, EXIT_BUG, EXIT_INTERRUPTED = 1, 2, 70, 130
 # By its relation to a public name, since typer carries click under varying names.
 USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 # Bell, escape sequences and C1 codes could retitle or rewrite a terminal; newline and tab stay.
+WIDE = 10_000  # columns
 CONTROLS = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if code not in (9, 10)}
 
 
@@ -92,6 +93,14 @@ def write_text(text: str) -> None:
     """Model output as it comes; to a terminal without the characters that control it."""
     sys.stdout.write(text.translate(CONTROLS) if sys.stdout.isatty() else text)
     sys.stdout.flush()
+
+
+def plain_console() -> Any:
+    """Prints tables and lines as they are; where they go to a file, tables are not folded."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else WIDE
+    return Console(highlight=False, markup=False, soft_wrap=True, width=width)
 
 
 def note(text: str) -> None:

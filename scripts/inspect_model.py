@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from martlet.scripts import options
-from martlet.scripts.console import CONTROLS, byte_progress, print_json
+from martlet.scripts.console import CONTROLS, byte_progress, plain_console, print_json
 from martlet.scripts.models import find_model
 
 if TYPE_CHECKING:
@@ -126,10 +126,9 @@ def plain(value: Any) -> Any:
 
 
 def show(summary: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = plain_console()
     for line in headline(summary):
         console.print(line)
     table = Table("type", box=None, pad_edge=False)

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from martlet.scripts.console import plain_console
 from martlet.scripts.logit_stats import QUANTILES, Divergence, Estimate, paired_differences
 
 if TYPE_CHECKING:
@@ -54,10 +55,9 @@ def as_json(found: Comparison) -> dict[str, Any]:
 
 
 def show(found: Comparison) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = plain_console()
     results = [Divergence.of(scores) for scores in found.scores]
     console.print(f"base  {named(found.base)}")
     for letter, test in zip(letters(results), found.tests, strict=True):
@@ -92,7 +92,7 @@ def letters(items: Sequence[Any]) -> list[str]:
     return [f"test {i + 1}" if len(items) > 1 else "test" for i in range(len(items))]
 
 
-def number(estimate: Estimate, digits: int, scale: float = 1, unit: str = "") -> str:
+def estimate_text(estimate: Estimate, digits: int, scale: float = 1, unit: str = "") -> str:
     value, error = scale * estimate.value, scale * estimate.error
     return f"{value:.{digits}f} ± {error:.{digits}f}{unit}"
 
@@ -102,16 +102,16 @@ def quantile(name: str, divergence: Divergence) -> str:
 
 
 ROWS: dict[str, Callable[[Divergence], str]] = {
-    "mean KL divergence": lambda d: number(d.mean_kl, 6),
+    "mean KL divergence": lambda d: estimate_text(d.mean_kl, 6),
     "median": lambda d: f"{d.median_kl:.6f}",
     **{f"{100 * q:g} %": partial(quantile, name) for name, q in QUANTILES.items()},
     "maximum": lambda d: f"{d.max_kl:.4f}",
-    "same top token": lambda d: number(d.same_top, 2, 100, " %"),
-    "perplexity of the base": lambda d: number(d.perplexity_base, 4),
-    "perplexity": lambda d: number(d.perplexity, 4),
-    "its change": lambda d: number(d.perplexity_change, 4),
-    "ln of the ratio": lambda d: number(d.ln_perplexity_ratio, 6),
-    "RMS Δp": lambda d: number(d.rms_dp, 3, 100, " %"),
+    "same top token": lambda d: estimate_text(d.same_top, 2, 100, " %"),
+    "perplexity of the base": lambda d: estimate_text(d.perplexity_base, 4),
+    "perplexity": lambda d: estimate_text(d.perplexity, 4),
+    "its change": lambda d: estimate_text(d.perplexity_change, 4),
+    "ln of the ratio": lambda d: estimate_text(d.ln_perplexity_ratio, 6),
+    "RMS Δp": lambda d: estimate_text(d.rms_dp, 3, 100, " %"),
 }
 
 
