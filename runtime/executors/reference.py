@@ -7,6 +7,7 @@ is always computed by itself, so its result cannot depend on what else is in the
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -143,7 +144,7 @@ class ReferenceExecutor:
         self.n_window_blocks = n_window_blocks or n_blocks
         self.window = plan.window
         self.hidden = np.empty((0, plan.hidden_width), np.float32)
-        self._last: _Run | None = None
+        self._last: Run | None = None
         self._decoded = [
             finite_values(weights, tensor.name) if tensor.values is None else tensor.values
             for tensor in plan.tensors
@@ -158,7 +159,7 @@ class ReferenceExecutor:
         layers = list(zip(n_slots, plan.kv_layers, strict=True))
         self._keys = [np.zeros((n, k.kv_heads, k.head_dim), dtype) for n, k in layers]
         self._values = [np.zeros((n, k.kv_heads, k.value_dim), dtype) for n, k in layers]
-        self._run_op: dict[OpKind, Callable[[_Run, Op], None]] = {
+        self._run_op: dict[OpKind, Callable[[Run, Op], None]] = {
             OpKind.EMBED: self._embed,
             OpKind.NORM: self._norm,
             OpKind.QUANTIZE: self._quantize,
@@ -175,7 +176,7 @@ class ReferenceExecutor:
     def run(self, step: Step) -> np.ndarray:
         if len(step.tokens) > self.max_rows:
             raise ModelError(f"a step of {len(step.tokens)} rows, at most {self.max_rows}")
-        run = _Run(self.plan, step, self.block_tokens)
+        run = Run(self.plan, step, self.block_tokens)
         for op in self.plan.ops:
             self._run_op[op.kind](run, op)
         self.hidden = run.hidden()
@@ -207,27 +208,27 @@ class ReferenceExecutor:
 
     # -- ops --------------------------------------------------------------------------------
 
-    def _embed(self, run: _Run, op: Op) -> None:
+    def _embed(self, run: Run, op: Op) -> None:
         table = self._weight(op, "table")
         assert table is not None
         run.store(op, np.float32(op.float_of("scale")) * table[run.step.tokens])
 
-    def _norm(self, run: _Run, op: Op) -> None:
+    def _norm(self, run: Run, op: Op) -> None:
         x = run.floats(op.inputs[0])
         weight = self._weight(op, "weight")
         run.store(op, rms_norm(x, weight, op.int_of("group"), op.float_of("eps")))
 
-    def _quantize(self, run: _Run, op: Op) -> None:
+    def _quantize(self, run: Run, op: Op) -> None:
         run.store(op, run.floats(op.inputs[0]))
 
-    def _linear(self, run: _Run, op: Op) -> None:
+    def _linear(self, run: Run, op: Op) -> None:
         run.store(op, self._products(run, op, 3), first_col=op.int_of("out_col"))
 
-    def _linear_glu(self, run: _Run, op: Op) -> None:
+    def _linear_glu(self, run: Run, op: Op) -> None:
         gate, up = np.split(self._products(run, op, 2), 2, axis=1)
         run.store(op, _ACTIVATIONS[Activation(op.int_of("activation"))](gate) * up)
 
-    def _products(self, run: _Run, op: Op, n_weights: int) -> np.ndarray:
+    def _products(self, run: Run, op: Op, n_weights: int) -> np.ndarray:
         """x @ w.T + b of the op's stacked weights, (n, sum of their rows)."""
         x = run.floats(op.inputs[0])
         if op.inputs[1] >= 0:
@@ -244,14 +245,14 @@ class ReferenceExecutor:
             parts.append(part if bias is None else part + bias)
         return np.concatenate(parts, axis=1)
 
-    def _rope_table(self, run: _Run, op: Op) -> None:
+    def _rope_table(self, run: Run, op: Op) -> None:
         inv_freq = self._weight(op, "inv_freq")
         assert inv_freq is not None
         angles = run.step.positions[:, None].astype(np.float64) * inv_freq
         trig = np.stack((np.cos(angles), np.sin(angles)), axis=2) * op.float_of("factor")
         run.store(op, trig.reshape(len(angles), -1).astype(np.float32))
 
-    def _rope_kv(self, run: _Run, op: Op) -> None:
+    def _rope_kv(self, run: Run, op: Op) -> None:
         q, k, v = run.split_qkv(op)
         eps = op.float_of("eps")
         q_norm, k_norm = self._weight(op, "q_norm"), self._weight(op, "k_norm")
@@ -274,7 +275,7 @@ class ReferenceExecutor:
             return round_q8_0(x)
         return np.clip(x, -65504, 65504) if self.kv_type is KvType.F16 else x
 
-    def _attention(self, run: _Run, op: Op) -> None:
+    def _attention(self, run: Run, op: Op) -> None:
         q, _, _ = run.split_qkv(op)
         layer, window = op.int_of("kv_layer"), op.int_of("window")
         out = []
@@ -287,14 +288,14 @@ class ReferenceExecutor:
             out.append(attend(q[row], k, v, op.float_of("scale")).reshape(-1))
         run.store(op, np.array(out, np.float32))
 
-    def _glu(self, run: _Run, op: Op) -> None:
+    def _glu(self, run: Run, op: Op) -> None:
         gate, up = np.split(run.floats(op.inputs[0]), 2, axis=1)
         run.store(op, _ACTIVATIONS[Activation(op.int_of("activation"))](gate) * up)
 
-    def _add(self, run: _Run, op: Op) -> None:
+    def _add(self, run: Run, op: Op) -> None:
         run.store(op, run.floats(op.inputs[0]))
 
-    def _take_rows(self, run: _Run, op: Op) -> None:
+    def _take_rows(self, run: Run, op: Op) -> None:
         is_hidden = self.plan.buffers[op.out].rows is RowKind.HIDDEN
         taken = run.step.hidden_rows if is_hidden else run.step.out_rows
         run.store(op, run.floats(op.inputs[0])[taken])
@@ -305,7 +306,7 @@ def _norm_heads(heads: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray
     return rms_norm(heads.reshape(n, -1), weight, head_dim, eps).reshape(heads.shape)
 
 
-class _Run:
+class Run:
     """The buffers and row tables of one step."""
 
     def __init__(self, plan: Plan, step: Step, block_tokens: int) -> None:
@@ -322,6 +323,14 @@ class _Run:
         ]
         n_seqs = len(step.seq_start) - 1
         self.row_seq = np.repeat(np.arange(n_seqs), np.diff(step.seq_start))  # (n_rows)
+
+    def branch(self) -> Run:
+        """The same rows, to go on from here in another way."""
+        other = copy(self)
+        other.buffers = [
+            rows.copy() if isinstance(rows, np.ndarray) else rows for rows in self.buffers
+        ]
+        return other
 
     def slots_of(
         self, seq: np.ndarray | int, positions: np.ndarray, is_windowed: bool

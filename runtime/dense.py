@@ -1,0 +1,112 @@
+"""Whole texts through a plan with BLAS, from any op on and with other values for a weight.
+
+Owns: trial runs, which ask what a change of one weight does to the hidden states. Must not know:
+what is changed, why, or how the outcome is judged. Products are matrix products over all rows,
+so a row's last bits depend on its company: nothing here serves requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from .config import ModelConfig
+from .executors.reference import ReferenceExecutor, Run
+from .models import record_plan
+from .ops import BufferKind, KvType
+from .plan import Op
+from .step import Step
+from .weights import WeightSource
+
+_BLOCK_TOKENS = 32
+
+
+class DenseRunner(ReferenceExecutor):
+    """Runs of one fixed batch of sequences, each from position 0, with float activations.
+
+    A run is begun, advanced op by op and branched; ops are those of `plan`.
+    """
+
+    name = "dense"
+
+    def __init__(
+        self, config: ModelConfig, weights: WeightSource, sequences: Sequence[Sequence[int]]
+    ) -> None:
+        lengths = [len(tokens) for tokens in sequences]
+        n_rows = sum(lengths)
+        plan = record_plan(config, weights, n_rows, activations=BufferKind.F32)
+        width = -(-max(lengths) // _BLOCK_TOKENS)
+        n_blocks = width * len(sequences)
+        super().__init__(
+            plan, weights, n_blocks=n_blocks, block_tokens=_BLOCK_TOKENS, kv_type=KvType.F32
+        )
+        self._ids = {tensor.name: at for at, tensor in enumerate(plan.tensors)}
+        self._step = Step(
+            tokens=np.concatenate([np.array(tokens, np.int32) for tokens in sequences]),
+            positions=np.concatenate([np.arange(n, dtype=np.int32) for n in lengths]),
+            seq_start=np.cumsum([0, *lengths], dtype=np.int32),
+            block_table=np.arange(n_blocks, dtype=np.int32).reshape(len(sequences), width),
+            out_rows=np.empty(0, np.int32),
+            hidden_rows=np.arange(n_rows, dtype=np.int32),
+        )
+
+    def begin(self) -> Run:
+        return Run(self.plan, self._step, self.block_tokens)
+
+    def advance(self, run: Run, start: int, end: int | None = None) -> None:
+        """Computes ops start … end - 1 of the plan; end left out: to the last."""
+        for op in self.plan.ops[start:end]:
+            self._run_op[op.kind](run, op)
+
+    def value(self, name: str) -> np.ndarray:
+        return self._decoded[self._ids[name]]
+
+    def replace(self, name: str, values: np.ndarray) -> None:
+        """Gives a weight other float32 values, for all that is computed from now on."""
+        self._decoded[self._ids[name]] = values
+
+    def ops_with(self, name: str) -> list[int]:
+        """Places in the plan of the ops that read this weight."""
+        at = self._ids[name]
+        return [i for i, op in enumerate(self.plan.ops) if at in op.weights]
+
+    def _products(self, run: Run, op: Op, n_weights: int) -> np.ndarray:
+        x = run.floats(op.inputs[0])
+        parts = []
+        for w_id, b_id in zip(op.weights[:n_weights], op.weights[n_weights:], strict=True):
+            w, bias = self._tensor(w_id), self._tensor(b_id)
+            if w is None:
+                break
+            part = x @ w.T
+            parts.append(part if bias is None else part + bias)
+        return np.concatenate(parts, axis=1)
+
+    def _attention(self, run: Run, op: Op) -> None:
+        q, k, v = run.split_qkv(op)
+        window, scale = op.int_of("window"), np.float32(op.float_of("scale"))
+        out = np.empty((len(q), q.shape[1] * v.shape[2]), np.float32)
+        for start, end in pairwise(run.step.seq_start):
+            rows = slice(start, end)
+            out[rows] = _causal(q[rows], k[rows], v[rows], scale, window)
+        run.store(op, out)
+
+
+def _causal(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: np.float32, window: int
+) -> np.ndarray:
+    """Attention of a whole sequence over itself: q (n, heads, dim), k and v (n, kv_heads, dim)."""
+    n, heads, dim = q.shape
+    kv_heads = k.shape[1]
+    distance = np.arange(n)[:, None] - np.arange(n)[None, :]
+    hidden = (distance < 0) | (distance >= window if window else False)
+    grouped = q.reshape(n, kv_heads, heads // kv_heads, dim)
+    out = np.empty((n, kv_heads, heads // kv_heads, v.shape[2]), np.float32)
+    for h in range(kv_heads):
+        for g in range(heads // kv_heads):
+            scores = (grouped[:, h, g] @ k[:, h].T) * scale
+            scores[hidden] = -np.inf
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            out[:, h, g] = (weights @ v[:, h]) / weights.sum(axis=1, keepdims=True)
+    return out.reshape(n, -1)
