@@ -12,6 +12,9 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
@@ -19,12 +22,21 @@ import numpy as np
 
 from .constraint import Allowed
 from .errors import ModelError, RequestError
+from .grammar_size import patterns_of, written_out
 from .vocabulary import WritableVocabulary
 
 MAX_GRAMMAR_CHARS = 1 << 18
 # Between tokens of JSON: a newline with its indent, or some spaces. Without a bound a model may
 # write spaces for ever, and still be within the grammar.
 JSON_RULES = {"whitespace_pattern": r"[ \n\t][ \t]{0,39}", "lenient": False}
+MAX_REPEATS = 10_000
+"""Atoms of a regular expression whose repeats are written out: each costs some of every mask."""
+MAX_MASK_S = 0.025
+"""Of the processor, for a mask: it holds up the answers of all others."""
+N_TRIED = 4
+"""Tokens of an answer that a grammar is tried out with."""
+MAX_KEPT, MAX_KEPT_CHARS = 128, 1 << 21
+"""Compiled grammars that wait for the next request with the same."""
 INSTALL = "pip install 'martlet[structured]'"
 
 
@@ -62,16 +74,36 @@ def literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
+def check_patterns(patterns: Iterable[str], *, field: str) -> None:
+    """Raises RequestError for a regular expression that is too large, naming what makes it so."""
+    for pattern in patterns:
+        size = written_out(pattern)
+        if size.n > MAX_REPEATS:
+            raise RequestError(
+                f"{field}: the pattern {pattern[:60]!r} is too large: {size.largest} repeats make"
+                f" it {size.n:,} characters or classes, at most {MAX_REPEATS:,}",
+                field=field,
+            )
+
+
+def check_schema(schema: Any, *, field: str) -> None:
+    """The same for the regular expressions of a JSON schema."""
+    check_patterns(patterns_of(schema), field=field)
+
+
 # ---- compiled ------------------------------------------------------------------------------------
 
 
 class Grammars:
-    """Compiles grammars for one model. From any thread; the vocabulary is laid out at the first."""
+    """Compiles grammars for one model, each once for as long as it is kept. From any thread; the
+    vocabulary is laid out at the first."""
 
-    def __init__(self, tokenizer: WritableVocabulary) -> None:
+    def __init__(self, tokenizer: WritableVocabulary, *, max_mask_s: float = MAX_MASK_S) -> None:
         self._tokenizer = tokenizer
+        self._max_mask_s = max_mask_s
         self._lock = threading.Lock()
         self._laid_out: Any = None
+        self._kept: OrderedDict[str, Grammar] = OrderedDict()
 
     def compile(self, grammar: str, *, field: str) -> Grammar:
         """Raises RequestError with what is wrong, naming `field` of the request."""
@@ -79,6 +111,18 @@ class Grammars:
             raise RequestError(
                 f"{field}: {len(grammar)} characters, at most {MAX_GRAMMAR_CHARS}", field=field
             )
+        with self._lock:
+            if kept := self._kept.get(grammar):
+                self._kept.move_to_end(grammar)
+                return kept
+        compiled = self._compile(grammar, field)
+        with self._lock:
+            self._kept[grammar] = compiled
+            while len(self._kept) > MAX_KEPT or sum(map(len, self._kept)) > MAX_KEPT_CHARS:
+                self._kept.popitem(last=False)
+        return compiled
+
+    def _compile(self, grammar: str, field: str) -> Grammar:
         library = _library(field)
         text = library.LLMatcher.grammar_from_lark(grammar)
         matcher = library.LLMatcher(self._vocabulary(library), text, log_level=0)
@@ -86,12 +130,41 @@ class Grammars:
             raise RequestError(f"{field}: {_reason(matcher.get_error())}", field=field)
         compiled = Grammar(matcher, self._tokenizer.vocab_size)
         try:
-            can_begin = compiled.start().allowed().any()
+            mask_s = self._try_out(compiled)
         except ModelError as error:
             raise RequestError(f"{field}: {error}", field=field) from None
-        if not can_begin:
+        if mask_s is None:
             raise RequestError(f"{field}: no answer can fit this grammar", field=field)
+        if mask_s > self._max_mask_s:
+            raise RequestError(
+                f"{field}: too large: each token takes {mask_s * 1e3:.0f} ms of the processor to"
+                f" check, at most {self._max_mask_s * 1e3:.0f}; use a simpler one",
+                field=field,
+            )
         return compiled
+
+    def _try_out(self, compiled: Grammar) -> float | None:
+        """Seconds per mask at the beginning of two answers; None where none can begin.
+
+        Raises ModelError: what is beyond the library's limits often shows behind the first token.
+        """
+        ends = [*self._tokenizer.eog_ids]
+        n_masks, begun = 0, time.thread_time()
+        for pick in (0, -1):
+            way = compiled.start()
+            for _ in range(N_TRIED):
+                allowed = way.allowed()
+                n_masks += 1
+                if n_masks == 1 and not allowed.any():
+                    return None
+                allowed[ends] = False
+                ids = np.flatnonzero(allowed)
+                if not ids.size:
+                    break
+                way.accept(int(ids[pick]))
+                if way.is_done:
+                    break
+        return (time.thread_time() - begun) / n_masks
 
     def lark(self, text: str, *, field: str) -> str:
         """A client's own grammar, Lark or GBNF, as Lark. Raises RequestError."""

@@ -23,8 +23,10 @@ class Form(NamedTuple):
     def term(self, grammars: grammar.Grammars) -> str:
         """The form as Lark. Raises RequestError."""
         if self.kind == "json":
+            grammar.check_schema(self.value, field=self.field)
             return grammar.json_value(self.value)
         if self.kind == "regex":
+            grammar.check_patterns([self.value], field=self.field)
             return grammar.regex_term(self.value)
         if self.kind == "choice":
             return "(" + " | ".join(map(grammar.literal, self.value)) + ")"
@@ -36,8 +38,12 @@ def compiled(grammars: grammar.Grammars, form: Form, *, may_think: bool | None) 
 
     Raises RequestError naming the field.
     """
-    text = thinking_first(may_think) + f"answer: {form.term(grammars)}\n"
-    return grammars.compile(text, field=form.field)
+    answer = f"answer: {form.term(grammars)}\n"
+    # The form by itself as well: what is wrong with it may show only at its place.
+    alone = grammars.compile(thinking_first(None) + answer, field=form.field)
+    if may_think is None:
+        return alone
+    return grammars.compile(thinking_first(may_think) + answer, field=form.field)
 
 
 def thinking_first(begins_inside: bool | None) -> str:

@@ -6,14 +6,15 @@ stands, how calls are read back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..runtime.grammar import Grammar, Grammars, json_grammar, literal
+from ..runtime.errors import RequestError
+from ..runtime.grammar import Grammar, Grammars, check_schema, json_grammar, literal
 from ..runtime.tokenizer import Tokenizer
 from .errors import refused
-from .structured import Form, thinking_first
+from .structured import Form, compiled, thinking_first
 from .tool_formats import ToolFormat, call_rules, free_until_calls
 
 Json = dict[str, Any]
@@ -48,6 +49,12 @@ class ToolUse:
             for function in self.functions
             if function["name"] in self.callable
         }
+
+    def given_schemas(self) -> Iterator[tuple[int, Any]]:
+        """The same with the tool's number, of those that have one."""
+        for at, function in enumerate(self.functions):
+            if function["name"] in self.callable and function.get("parameters"):
+                yield at, function["parameters"]
 
 
 def offered(
@@ -95,21 +102,27 @@ def answer_grammar(
         token_id = control_id(tokenizer, text)
         return literal(text) if token_id is None else f"<[{token_id}]>"
 
-    for at, function in enumerate(use.functions):
-        schema = function.get("parameters")
-        if function["name"] in use.callable and schema:
+    for at, schema in use.given_schemas():
+        check_schema(schema, field=use.field.format(at))
+    several = use.several and use.mode != "named"
+    rules = call_rules(use.schemas(), tool_format, marker, several=several)
+    try:
+        # By itself, as an answer may come to it only behind much else.
+        grammars.compile(thinking_first(None) + "answer: calls\n" + rules, field="tools")
+    except RequestError:
+        # If it is one tool's schema, that one is named.
+        for at, schema in use.given_schemas():
             grammars.compile(json_grammar(schema), field=use.field.format(at))
+        raise
     if use.mode != "auto":
         answer = "answer: calls\n"
     elif form:
+        compiled(grammars, form, may_think=None)
         answer = f"answer: calls | {form.term(grammars)}\n"
     elif tool_format.begin:
         answer = free_until_calls(tool_format, marker, may_think=may_think is False)
     else:
         return None
-    rules = call_rules(
-        use.schemas(), tool_format, marker, several=use.several and use.mode != "named"
-    )
     field = form.field if form else "tools"
     return grammars.compile(thinking_first(may_think) + answer + rules, field=field)
 

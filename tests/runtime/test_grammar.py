@@ -307,6 +307,40 @@ def test_a_grammar_may_be_too_large(grammars: Grammars) -> None:
         grammars.compile(grammar.choice_grammar(["a" * 300_000]), field="f")
 
 
+def test_what_breaks_behind_the_first_token_is_refused() -> None:
+    choices = [f"v{i}" for i in range(5_000)]  # more of them begin alike than the library follows
+    with pytest.raises(RequestError, match=r"^f: .*5001 items; max is 2000"):
+        Grammars(ScriptedTokenizer()).compile(grammar.choice_grammar(choices), field="f")
+    assert Grammars(ScriptedTokenizer()).compile(grammar.choice_grammar(choices[:500]), field="f")
+
+
+def test_what_costs_too_much_per_token_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"^f: too large: each token takes \d+ ms"):
+        Grammars(ScriptedTokenizer(), max_mask_s=0.0).compile("start: /a+/", field="f")
+
+
+def test_a_grammar_is_compiled_once_and_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars = Grammars(ScriptedTokenizer())
+    first = grammars.compile("start: /a+/", field="f")
+    assert grammars.compile("start: /a+/", field="g") is first
+    monkeypatch.setattr(grammar, "MAX_KEPT", 2)
+    for text in ("start: /b+/", "start: /a+/", "start: /c+/"):  # a was used after b
+        grammars.compile(text, field="f")
+    assert grammars.compile("start: /a+/", field="f") is first
+    monkeypatch.setattr(grammar, "MAX_KEPT_CHARS", 20)
+    grammars.compile("start: /d+/", field="f")
+    assert grammars.compile("start: /a+/", field="f") is not first
+
+
+def test_answers_of_one_grammar_go_their_own_ways() -> None:
+    rules = Grammars(ScriptedTokenizer()).compile("start: /a{1,4000}/", field="f")
+    first, second = rules.start(), rules.start()
+    for _ in range(200):
+        first.accept(ord("a"))
+    assert second.allowed()[ord("a")]
+    assert not second.allowed()[EOS]
+
+
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(RequestError, match=r"martlet\[structured\]"):

@@ -11,9 +11,10 @@ import httpx
 import openai
 import pydantic
 import pytest
+from martlet.runtime.grammar import Grammars
 
 from .babbling import babbling
-from .scripted_engine import OPENED, THINKING, ScriptedEngine, byte_tokenizer, says
+from .scripted_engine import CHATML, OPENED, THINKING, ScriptedEngine, byte_tokenizer, says
 from .serving import assert_refused, chat_body, serving
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -206,3 +207,67 @@ def test_masks_are_measured(client: httpx.Client) -> None:
     assert len(text_of(client, guided_regex="[0-9]{7}")) == 7
     assert value("martlet_grammar_masks_total") == before + 7
     assert value("martlet_grammar_mask_seconds_total") > 0
+
+
+LARGE = "x{1000000}"
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "param", "named"),
+    [
+        ({"guided_regex": LARGE}, "guided_regex", "{1000000} repeats make it 1,000,000"),
+        (
+            {"guided_json": {"items": {"type": "string", "pattern": LARGE}}},
+            "guided_json",
+            "{1000000} repeats",
+        ),
+        ({"grammar": f"start: /{LARGE}/"}, "grammar", "too many expressions"),
+        (
+            {"grammar": "start: " + " | ".join(f'"v{i}"' for i in range(5000))},
+            "grammar",
+            "5001 items",
+        ),
+        (
+            {
+                "tools": [
+                    {
+                        "type": "function",
+                        "function": {
+                            "name": "f",
+                            "parameters": {"properties": {"a": {"pattern": LARGE}}},
+                        },
+                    }
+                ]
+            },
+            "tools[0].function.parameters",
+            "{1000000} repeats",
+        ),
+    ],
+)
+def test_what_is_too_large_is_refused_before_it_runs(
+    fields: dict[str, Any], param: str, named: str, thinks: bool
+) -> None:
+    engine = ScriptedEngine(tokenizer=byte_tokenizer(THINKING if thinks else CHATML))
+    with serving(engine) as client:
+        error = assert_refused(client.post(CHAT, json=chat_body(**fields)))
+    assert error["param"] == param
+    assert named in error["message"]
+    assert not engine.requests
+
+
+def test_one_schema_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    n_compiled = 0
+    compile_one = Grammars._compile
+
+    def counting(self: Grammars, grammar: str, field: str) -> Any:
+        nonlocal n_compiled
+        n_compiled += 1
+        return compile_one(self, grammar, field)
+
+    monkeypatch.setattr(Grammars, "_compile", counting)
+    with serving(ScriptedEngine(says('{"a":true}'))) as client:
+        schema = {"type": "object", "properties": {"a": {"type": "boolean"}}}
+        texts = {text_of(client, response_format=schema_of(schema)) for _ in range(3)}
+    assert texts == {'{"a":true}'}
+    assert n_compiled == 1
