@@ -1,7 +1,8 @@
 """The door in front of all routes: who may come in, with what, and how much of it.
 
-Owns: checks of Host, Origin, key, content type and size; the request id, the tenant. Must not know:
-routes, models, the engine. CORS headers themselves are starlette's, in front of this.
+Owns: checks of Host, Origin, key, content type and size; the request id, the tenant; that nobody
+comes in by WebSocket. Must not know: routes, models, the engine. CORS headers themselves are
+starlette's, in front of this.
 
 A web page can reach a local server by DNS rebinding (its own name for our address: the Host check)
 and by "simple" cross-site posts (no JSON type: 415; a foreign Origin: 403).
@@ -25,6 +26,8 @@ from .options import ADDRESSES, ANY, ServerOptions
 from .page import is_page
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
+DENIAL = "websocket.http.response"
+"""The extension by which a handshake gets an answer in words."""
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -37,7 +40,7 @@ class Guard:
         self._keys = [key.encode() for key in options.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
@@ -45,14 +48,17 @@ class Guard:
         scope.setdefault("state", {})["request_id"] = request_id
 
         async def send_named(message: Message) -> None:
-            if message["type"] == "http.response.start":
+            if message["type"].endswith("http.response.start"):
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
         try:
             self._check(scope, headers)
         except ApiError as error:
-            await error.response(scope["path"])(scope, receive, send_named)
+            await _deny(error, scope, receive, send_named)
+            return
+        if scope["type"] == "websocket":
+            await _deny(no_websocket(), scope, receive, send_named)
             return
         await self._app(scope, self._limited(receive), send_named)
 
@@ -61,7 +67,7 @@ class Guard:
         _check_origin(headers, self._options)
         if self._keys and not _is_open(scope):
             scope["state"]["tenant"] = self._tenant(headers)
-        if scope["method"] == "POST":
+        if scope.get("method") == "POST":
             _check_type(headers)
             self._check_length(headers)
 
@@ -125,8 +131,21 @@ class Guard:
         )
 
 
+async def _deny(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "websocket" and DENIAL not in scope.get("extensions", {}):
+        await send({"type": "websocket.close"})  # before it was accepted: the server makes it a 403
+        return
+    await error.response(scope["path"])(scope, receive, send)
+
+
+def no_websocket() -> ApiError:
+    return ApiError(404, "nothing here speaks WebSocket; streams are server-sent events")
+
+
 def _is_open(scope: Scope) -> bool:
     path = scope["path"]
+    if scope["type"] == "websocket":
+        return False
     return path in OPEN_PATHS or (is_page(path) and scope["method"] in ("GET", "HEAD"))
 
 

@@ -78,6 +78,7 @@ def serving(
         engine.tokenizer,
         model_name=model_name,
         context=engine.context,
+        max_unfinished=engine.max_unfinished,
         options=ServerOptions(**options),
     )
     with client_of(app) as client:
@@ -88,9 +89,9 @@ def chat_body(content: Any = "hi", **fields: Any) -> dict[str, Any]:
     return {"model": "tiny", "messages": [{"role": "user", "content": content}], **fields}
 
 
-def assert_works(client: httpx.Client) -> None:
+def assert_works(client: httpx.Client, **extra: Any) -> None:
     """One normal request, to follow every bad one."""
-    answer = client.post("/v1/chat/completions", json=chat_body(max_tokens=3))
+    answer = client.post("/v1/chat/completions", json=chat_body(max_tokens=3), **extra)
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"][0]["finish_reason"] in ("stop", "length")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
+from martlet.server.guard import Guard
 from martlet.server.options import ServerOptions
 from martlet.server.run import options_for_host
 
@@ -225,3 +227,40 @@ def test_broken_http_does_not_end_the_server(client: httpx.Client, raw: bytes) -
 )
 def test_host_names_by_address(host: str, options: Any, expected: tuple[str, ...]) -> None:
     assert options_for_host(ServerOptions(**options), host).hosts == expected
+
+
+HANDSHAKE = {
+    "Connection": "Upgrade",
+    "Upgrade": "websocket",
+    "Sec-WebSocket-Version": "13",
+    "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
+}
+
+
+@pytest.mark.parametrize("path", [PATH, "/", "/health", "/nothing"])
+def test_websockets_are_refused_by_the_same_rules(keyed: httpx.Client, path: str) -> None:
+    right = {**HANDSHAKE, "Authorization": f"Bearer {KEY}"}
+    assert "speaks WebSocket" in assert_refused(keyed.get(path, headers=right), 404)["message"]
+    assert_refused(keyed.get(path, headers=HANDSHAKE), 401)
+    assert_refused(keyed.get(path, headers=right | {"Origin": "http://evil.example"}), 403)
+    assert_works(keyed, headers={"Authorization": f"Bearer {KEY}"})
+
+
+def test_websockets_of_a_foreign_host_are_refused(client: httpx.Client) -> None:
+    foreign = client.get(PATH, headers=HANDSHAKE | {"Host": "evil.example"})
+    assert assert_refused(foreign, 403)["code"] == "host_not_allowed"
+
+
+def test_a_handshake_that_takes_no_answer_in_words_is_closed() -> None:
+    reached, sent = [], []
+
+    async def app(*_: Any) -> None:
+        reached.append(True)
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+
+    headers = [(b"host", b"localhost")]
+    scope = {"type": "websocket", "path": PATH, "headers": headers, "extensions": {}}
+    asyncio.run(Guard(app, ServerOptions())(scope, app, send))
+    assert (sent, reached) == (["websocket.close"], [])
