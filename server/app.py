@@ -64,6 +64,7 @@ def create_app(
     *,
     model_name: str,
     context: int | None = None,
+    max_unfinished: int | None = None,
     chat_template: str | None = None,
     fingerprint: str = "martlet",
     options: ServerOptions | None = None,
@@ -73,6 +74,7 @@ def create_app(
     """An app over a started engine; who starts it closes it.
 
     chat_template: instead of the model's own. Raises ChatTemplateError when it does not compile.
+    max_unfinished: how many requests the engine takes at a time; None is not known.
     fingerprint: should change whenever the same request and seed could give other tokens.
     lifecycle: of the app that this becomes a part of, which then also keeps the doors.
     """
@@ -88,6 +90,8 @@ def create_app(
         metrics=Metrics(engine.stats, model_name),
         grammars=Grammars(tokenizer),
         context=context,
+        max_unfinished=max_unfinished,
+        stays=lifecycle is None,
         facts=facts or ModelFacts(),
         lifecycle=lifecycle or Lifecycle(),
     )

@@ -24,6 +24,7 @@ from .asking import MAX_SEED, Addressed, Asked, read
 from .bridge import Ask, Job, Terms
 from .connection import ClientGone, EventStream, unless_gone
 from .errors import refused
+from .keep_alive import STAYS
 from .reasoning import Splitter
 from .reply import NewWriter, Reply, Writer
 from .schema import MAX_CHOICES
@@ -108,6 +109,8 @@ def read_request(service: Service, kind: type[ToModel], body: bytes) -> tuple[To
     if ignored and service.options.strict_fields:
         raise refused(f"{ignored[0]}: unknown field", param=ignored[0])
     service.check_name(request.model)
+    if service.stays and getattr(request, "keep_alive", None) not in (None, STAYS):
+        ignored.append("keep_alive")
     return request, ignored
 
 

@@ -5,6 +5,7 @@ Owns: paths under /api. Must not know: the engine, how answers are written.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from .errors import ApiError
 from .facts import ModelFacts
 from .generate import Route, read_request
 from .infill import infill_ids
+from .keep_alive import STAYS
 from .ollama_schema import OllamaChat, OllamaGenerate, OllamaShow
 from .ollama_writer import OllamaWriter, chat_piece, generate_piece, rfc3339
 from .service import Prompt, Service, chat_prompt
@@ -53,12 +55,17 @@ def generate_prompts(service: Service, request: OllamaGenerate) -> list[Prompt]:
     return [chat_prompt(service, messages, effort=request.effort)]
 
 
+CHAT, GENERATE_PATH = "/api/chat", "/api/generate"
 ROUTES = {
-    "/api/chat": Route(OllamaChat, chat_prompts, partial(OllamaWriter, chat_piece), "ollama-"),
-    "/api/generate": Route(
+    CHAT: Route(OllamaChat, chat_prompts, partial(OllamaWriter, chat_piece), "ollama-"),
+    GENERATE_PATH: Route(
         OllamaGenerate, generate_prompts, partial(OllamaWriter, generate_piece), "ollama-"
     ),
 }
+ASKING = {CHAT: "messages", GENERATE_PATH: "prompt"}
+"""Fields without which nothing is generated."""
+KEEPING = frozenset({*ASKING, "/api/embed", "/api/embeddings"})
+"""Paths of requests that may say how long the model stays."""
 SHOW = "/api/show"
 KINDS = {SHOW: OllamaShow}
 """Bodies of what generates nothing."""
@@ -122,10 +129,11 @@ def details(facts: ModelFacts) -> dict[str, Any]:
     }
 
 
-def running(service: Service) -> dict[str, Any]:
+def running(service: Service, stays_s: float = STAYS) -> dict[str, Any]:
+    """stays_s: how long from now, if nobody asks for it."""
     loaded = {
         "size_vram": 0,
-        "expires_at": rfc3339(NEVER_S),
+        "expires_at": rfc3339(min(time.time() + stays_s, NEVER_S)),
         "context_length": service.context,
     }
     return listed(service.facts, service.model_name) | loaded
@@ -164,6 +172,13 @@ def shown(service: Service) -> dict[str, Any]:
             *(["insert"] if service.tokenizer.fim else []),
         ],
     }
+
+
+def unloaded(path: str, name: str) -> dict[str, Any]:
+    """The answer to who asks for nothing but that the model goes; streamed, it is one line."""
+    piece = chat_piece("", "") if path == CHAT else generate_piece("", "")
+    head = {"model": name, "created_at": rfc3339(time.time())}
+    return {**head, **piece, "done": True, "done_reason": "unload"}
 
 
 def rounded(n_params: int) -> str:

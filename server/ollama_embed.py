@@ -18,13 +18,12 @@ from pydantic import BeforeValidator
 from .asking import Asked, Fields, Positive
 from .fields import FieldRules, Refused
 from .generate import ignored_header, read_request
-from .ollama_schema import NEVER_CUT, OllamaOptions
+from .ollama_schema import NEVER_CUT, Kept, OllamaOptions
 from .service import Service
 from .vectors import MAX_INPUTS, Vectors, text_ids, vectors_of
 
 RULES = FieldRules(
     refused={"truncate": Refused(NEVER_CUT, (True, False))},  # true is what Ollama's client sends
-    no_effect=frozenset({"keep_alive"}),
 )
 
 
@@ -37,7 +36,7 @@ def _texts(value: Any) -> Any:
     return texts
 
 
-class OllamaEmbed(Asked):
+class OllamaEmbed(Kept):
     RULES: ClassVar[FieldRules] = RULES
     NESTED: ClassVar[Mapping[str, type[Fields]]] = {"options": OllamaOptions}
 
@@ -46,7 +45,7 @@ class OllamaEmbed(Asked):
     options: OllamaOptions = OllamaOptions()
 
 
-class OllamaEmbeddings(Asked):
+class OllamaEmbeddings(Kept):
     RULES: ClassVar[FieldRules] = RULES
     NESTED: ClassVar[Mapping[str, type[Fields]]] = {"options": OllamaOptions}
 

@@ -27,6 +27,7 @@ from .asking import (
 )
 from .errors import refused
 from .fields import MEDIA, SAMPLER, FieldRules, Refused
+from .keep_alive import KeepAlive
 from .structured import Form
 from .tools import MAX_TOOLS, ToolUse, offered
 
@@ -70,7 +71,6 @@ REQUEST = FieldRules(
         "height": Refused(MEDIA),
         "steps": Refused(MEDIA),
     },
-    no_effect=frozenset({"keep_alive"}),  # the model stays for as long as the server runs
 )
 
 
@@ -114,7 +114,13 @@ class OllamaOptions(Fields):
         return given if self.repeat_last_n else {}
 
 
-class OllamaRequest(Asked):
+class Kept(Asked):
+    """A request that says how long the model is to stay afterwards."""
+
+    keep_alive: KeepAlive | None = None
+
+
+class OllamaRequest(Kept):
     """What both generating routes share."""
 
     RULES: ClassVar[FieldRules] = REQUEST

@@ -30,6 +30,7 @@ from .shelf import Loaded, Shelf
 from .switch import create_shelf_app
 
 DEFAULT_PORT = 8080
+DEFAULT_QUEUE = 64
 FAREWELL_S = 10
 """For the engine to end, after the step it is in, answers that may not go on, and for their clients
 to be told."""
@@ -41,7 +42,7 @@ def serve(
     model_name: str,
     host: str = "127.0.0.1",
     port: int = DEFAULT_PORT,
-    max_queue: int = 64,
+    max_queue: int = DEFAULT_QUEUE,
     step_rows: int | None = None,
     step_ms: float | None = None,
     prefix_store: PrefixStore | None = None,
@@ -99,6 +100,7 @@ def hold(
     lifecycle: Lifecycle | None = None,
     chat_template: str | None = None,
     fingerprint: str = "martlet",
+    max_queue: int = DEFAULT_QUEUE,
     **engine_options: Any,
 ) -> Loaded:
     """The model with a running engine and an app; lifecycle as in create_app. Closing it ends the
@@ -108,6 +110,7 @@ def hold(
         model.tokenizer,
         context=model.context,
         pooling_type=model.config.pooling_type,
+        max_queue=max_queue,
         **engine_options,
     )
     app = create_app(
@@ -115,6 +118,7 @@ def hold(
         model.tokenizer,
         model_name=model_name,
         context=model.context,
+        max_unfinished=engine.scheduler.max_running + max_queue,
         chat_template=chat_template,
         fingerprint=fingerprint,
         facts=facts_of(model),

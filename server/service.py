@@ -35,6 +35,10 @@ class Service:
     metrics: Metrics
     grammars: Grammars
     context: int | None = None
+    max_unfinished: int | None = None
+    """Requests the engine takes; with so many it refuses the next."""
+    stays: bool = True
+    """The model is there for as long as the server is, whatever requests say of it."""
     facts: ModelFacts = field(default_factory=ModelFacts)
     courier: Courier = field(default_factory=Courier)
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
@@ -44,7 +48,16 @@ class Service:
         """ "ready", or why no answer would come now."""
         if not self.engine.is_alive:
             return "dead"
-        return "draining" if self.lifecycle.is_draining else "ready"
+        if self.lifecycle.is_draining:
+            return "draining"
+        return "full" if self.is_full else "ready"
+
+    @property
+    def is_full(self) -> bool:
+        if self.max_unfinished is None:
+            return False
+        now = self.engine.stats()
+        return bool(now.running + now.waiting >= self.max_unfinished)
 
     def check_alive(self) -> None:
         """Raises ApiError when nobody is there to answer."""

@@ -9,6 +9,7 @@ One model is loaded or unloaded at a time; requests for those that are there do 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -44,10 +45,18 @@ class Place:
     n_users: int = 0
     left_s: float = 0.0
     """When its last user went, by the monotonic clock."""
+    keep_alive_s: float = math.inf
+    """How long it stays from then on."""
 
     @property
     def is_idle(self) -> bool:
         return self.loaded is not None and not self.n_users
+
+    @property
+    def stays_s(self) -> float:
+        """Seconds from now until it goes, if nobody asks for it."""
+        gone_s = 0.0 if self.n_users else time.monotonic() - self.left_s
+        return max(self.keep_alive_s - gone_s, 0.0)
 
 
 class Shelf:
@@ -61,11 +70,12 @@ class Shelf:
         max_bytes: int | None = None,
     ) -> None:
         """The first place is for requests that name none. keep_alive_s: how long a model stays
-        without a request; None: until its memory is needed. max_bytes: of all loaded ones."""
+        without a request, where the last one to say so says nothing else; None: until its memory is
+        needed. max_bytes: of all loaded ones."""
         self.places = {place.name: place for place in places}
         self.default = places[0].name
         self.lifecycle = Lifecycle()
-        self._keep_alive_s = keep_alive_s
+        self._keep_alive_s = math.inf if keep_alive_s is None else keep_alive_s
         self._max_bytes = max_bytes
         self._changing = asyncio.Lock()
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -81,23 +91,30 @@ class Shelf:
         return place
 
     @asynccontextmanager
-    async def use(self, place: Place) -> AsyncIterator[Loaded]:
-        """Loads it where needed; it stays for as long as this lasts. Raises ApiError and what
-        loading raises."""
+    async def use(self, place: Place, keep_alive_s: float | None = None) -> AsyncIterator[Loaded]:
+        """Loads it where needed; it stays for as long as this lasts, and for keep_alive_s after
+        that; None: as long as was said before. Raises ApiError and what loading raises."""
         if place.loaded is None:
             async with self._changing:
                 await self._load(place)
                 place.n_users += 1
         else:
             place.n_users += 1
-        if timer := self._timers.pop(place.name, None):
-            timer.cancel()
+        self._stop_timer(place)
+        if keep_alive_s is not None:
+            place.keep_alive_s = keep_alive_s
         try:
             assert place.loaded is not None
             yield place.loaded
         finally:
             place.n_users -= 1
             self._left(place)
+
+    async def let_go(self, place: Place) -> None:
+        """Unloads it, as soon as nobody uses it."""
+        place.keep_alive_s = 0.0
+        self._stop_timer(place)
+        await self._unload_if_idle(place)
 
     def close(self) -> None:
         """Ends all answers. From any thread, when nothing is loaded any more."""
@@ -110,6 +127,7 @@ class Shelf:
             await self._make_room(place)
             place.loaded = await asyncio.to_thread(place.load, self.lifecycle)
             place.facts = place.loaded.service.facts
+            place.keep_alive_s = self._keep_alive_s
 
     async def _make_room(self, place: Place) -> None:
         if self._max_bytes is None:
@@ -144,10 +162,14 @@ class Shelf:
 
     def _left(self, place: Place) -> None:
         place.left_s = time.monotonic()
-        if place.is_idle and self._keep_alive_s is not None:
+        if place.is_idle and place.keep_alive_s < math.inf:
             loop = asyncio.get_running_loop()
-            timer = loop.call_later(self._keep_alive_s, self._expire, place)
+            timer = loop.call_later(place.keep_alive_s, self._expire, place)
             self._timers[place.name] = timer
+
+    def _stop_timer(self, place: Place) -> None:
+        if timer := self._timers.pop(place.name, None):
+            timer.cancel()
 
     def _expire(self, place: Place) -> None:
         task = asyncio.ensure_future(self._unload_if_idle(place))

@@ -19,6 +19,7 @@ from .service import Service
 REASONS = {
     "dead": "the engine thread has ended; restart the server",
     "draining": "the server is stopping",
+    "full": "the queue is full until an answer ends",
 }
 
 

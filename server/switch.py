@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -24,6 +24,7 @@ from ..runtime.errors import MartletError
 from . import ollama
 from .app import NEEDS_MODEL, add_doors, add_errors
 from .errors import ApiError, from_typed
+from .keep_alive import seconds_of
 from .options import ServerOptions
 from .page import add_page
 from .shelf import Place, Shelf
@@ -55,7 +56,14 @@ class Switch:
         except ClientDisconnect:
             return
         try:
-            async with self._shelf.use(self._shelf.find(named(body))) as loaded:
+            wish = wish_of(scope["path"], body)
+            place = self._shelf.find(wish.name)
+            if wish.is_farewell:
+                await self._shelf.let_go(place)
+                answer = JSONResponse(ollama.unloaded(scope["path"], wish.name or place.name))
+                await answer(scope, receive, send)
+                return
+            async with self._shelf.use(place, wish.keep_alive_s) as loaded:
                 await loaded.app(scope, replaying(body, receive), send)
         except MartletError as error:
             await from_typed(error).response(scope["path"])(scope, receive, send)
@@ -63,14 +71,36 @@ class Switch:
             await error.response(scope["path"])(scope, receive, send)
 
 
-def named(body: bytes) -> str | None:
-    """What is no request is for the default model to refuse."""
+class Wish(NamedTuple):
+    """What a request says of the model itself."""
+
+    name: str | None = None
+    keep_alive_s: float | None = None
+    """How long it is to stay afterwards; None: nothing is said."""
+    is_farewell: bool = False
+    """Nothing else is asked for than that it goes now."""
+
+
+def wish_of(path: str, body: bytes) -> Wish:
+    """What is no request is for the model to refuse."""
     try:
         given = from_json(body, allow_inf_nan=False)
     except ValueError:
+        return Wish()
+    if not isinstance(given, dict):
+        return Wish()
+    name = given.get("model") or given.get("name")
+    keep_alive_s = _keep_alive(given) if path in ollama.KEEPING else None
+    asks_nothing = path in ollama.ASKING and not given.get(ollama.ASKING[path])
+    is_farewell = keep_alive_s == 0 and asks_nothing
+    return Wish(name if isinstance(name, str) else None, keep_alive_s, is_farewell)
+
+
+def _keep_alive(given: dict[str, Any]) -> float | None:
+    try:
+        return None if given.get("keep_alive") is None else seconds_of(given["keep_alive"])
+    except ValueError:
         return None
-    name = given.get("model") or given.get("name") if isinstance(given, dict) else None
-    return name if isinstance(name, str) else None
 
 
 def replaying(body: bytes, receive: Receive) -> Receive:
@@ -111,14 +141,20 @@ def _add_models(app: FastAPI, shelf: Shelf) -> None:
 
     @app.get("/api/ps")
     async def ps() -> dict[str, Any]:
-        return {"models": [ollama.running(service) for service in _services(shelf)]}
+        places = shelf.places.values()
+        running = [(place.loaded.service, place.stays_s) for place in places if place.loaded]
+        return {"models": [ollama.running(*each) for each in running]}
 
 
 def _add_health(app: FastAPI, shelf: Shelf) -> None:
     def state() -> str:
-        is_dead = any(not service.engine.is_alive for service in _services(shelf))
-        draining = "draining" if shelf.lifecycle.is_draining else "ready"
-        return "dead" if is_dead else draining
+        services = _services(shelf)
+        if any(not service.engine.is_alive for service in services):
+            return "dead"
+        if shelf.lifecycle.is_draining:
+            return "draining"
+        is_full = len(services) == len(shelf.places) and all(s.is_full for s in services)
+        return "full" if is_full else "ready"
 
     @app.get("/health", response_model=None)
     async def health() -> Response:
@@ -134,7 +170,8 @@ def _add_health(app: FastAPI, shelf: Shelf) -> None:
         place = shelf.find(model)
         if place.loaded:
             return figures(place.loaded.service)
-        return {"model": place.name, "state": "unloaded" if state() == "ready" else state()}
+        now = state()
+        return {"model": place.name, "state": "unloaded" if now == "ready" else now}
 
     @app.get("/metrics")
     async def metrics() -> Response:

@@ -122,7 +122,7 @@ class ScriptedEngine:
         self.unpaused = threading.Event()
         self.unpaused.set()
         self.requests: list[Running] = []
-        self._max_unfinished = slots + max_queue
+        self.max_unfinished = slots + max_queue
         self._slots = threading.Semaphore(slots)
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
@@ -150,8 +150,8 @@ class ScriptedEngine:
             )
         with self._lock:
             n = self.n_unfinished
-            if n >= self._max_unfinished:
-                raise QueueFull(f"{n} unfinished", unfinished=n, limit=self._max_unfinished)
+            if n >= self.max_unfinished:
+                raise QueueFull(f"{n} unfinished", unfinished=n, limit=self.max_unfinished)
             name = request_id or f"r{len(self.requests)}"
             request = Running(name, list(prompt_ids), params, on_event, time.monotonic_ns())
             request.constraint, request.show_ids = constraint, show_ids

@@ -164,7 +164,7 @@ def test_options_are_refused_by_name_or_have_no_effect(http: httpx.Client, optio
 def test_unknown_fields_are_told(http: httpx.Client) -> None:
     body = {"messages": HI, "temperature": 1, "options": {"frob": 1}, "keep_alive": "5m"}
     answer = http.post("/api/chat", json=body)
-    assert answer.headers["x-martlet-ignored"] == "temperature, options.frob"
+    assert answer.headers["x-martlet-ignored"] == "temperature, options.frob, keep_alive"
 
 
 def test_messages_with_tools_in_their_history_and_without_images(
@@ -227,8 +227,19 @@ def test_an_empty_request_only_loads(
     n_before = len(engine.requests)
     for stream in (True, False):
         answer = http.post(path, json={"model": "tiny", "stream": stream, **body}).json()
-        assert (answer["done"], answer["done_reason"]) == (True, "load")
+        assert (answer["done"], answer["done_reason"]) == (True, "load")  # a lone model stays
     assert len(engine.requests) == n_before
+
+
+def test_a_lone_model_stays_and_that_is_said(http: httpx.Client, client: ollama.Client) -> None:
+    for keep_alive, ignored in ((0, "keep_alive"), ("5m", "keep_alive"), (-1, None), (None, None)):
+        body = {"model": "tiny", "prompt": "hi", "stream": False, "keep_alive": keep_alive}
+        answer = http.post("/api/generate", json=body)
+        assert answer.status_code == 200
+        assert answer.headers.get("x-martlet-ignored") == ignored
+    [running] = client.ps().models
+    assert running.expires_at
+    assert running.expires_at.year > 2090
 
 
 def test_names(client: ollama.Client) -> None:

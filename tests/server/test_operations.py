@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,24 @@ def test_running_answers_finish_while_new_ones_are_refused(
         assert int(late.headers["retry-after"]) > 0
         assert [line for line in lines if line][-1] == "data: [DONE]"
     assert process.wait(20) in (0, -signal.SIGTERM)
+
+
+def test_a_full_queue_is_not_ready() -> None:
+    engine = ScriptedEngine(slots=1, max_queue=1)
+    with serving(engine) as client, ThreadPoolExecutor() as pool:
+        engine.unpaused.clear()
+        asked = [pool.submit(client.post, PATH, json=chat_body()) for _ in range(2)]
+        wait_until(lambda: engine.n_unfinished == 2)
+        ready = client.get("/ready")
+        assert (ready.status_code, ready.json()["status"]) == (503, "full")
+        assert "queue is full" in ready.json()["reason"]
+        assert ready.headers["retry-after"]
+        assert client.get("/stats").json()["state"] == "full"
+        assert client.get("/health").status_code == 200
+        assert_refused(client.post(PATH, json=chat_body()), 503)
+        engine.unpaused.set()
+        assert all(each.result().status_code == 200 for each in asked)
+        assert client.get("/ready").status_code == 200
 
 
 def test_one_client_may_ask_for_so_much_at_a_time() -> None:

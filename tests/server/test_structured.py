@@ -226,7 +226,7 @@ LARGE = "x{1000000}"
         (
             {"grammar": "start: " + " | ".join(f'"v{i}"' for i in range(5000))},
             "grammar",
-            "5001 items",
+            "items; max is",
         ),
         (
             {
