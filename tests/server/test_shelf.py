@@ -59,7 +59,7 @@ def serving(
 ) -> Iterator[httpx.Client]:
     shelf = Shelf([models.place("a"), models.place("b"), models.place("c", 15)], **kept)
     app = create_shelf_app(shelf, ServerOptions(**(options or {})))
-    with running_app(app) as url, httpx.Client(base_url=url, trust_env=False) as client:
+    with running_app(app) as url, httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
         yield client
 
 
@@ -250,7 +250,7 @@ def test_a_model_that_does_not_load_is_an_error_in_words() -> None:
 
     place.load = fails
     app = create_shelf_app(Shelf([place]), ServerOptions())
-    with running_app(app) as url, httpx.Client(base_url=url, trust_env=False) as client:
+    with running_app(app) as url, httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
         assert "tensor x" in assert_refused(ask(client, "a"), 500)["message"]
         place.load = works
         assert text(ask(client, "a")) == "I am a"
