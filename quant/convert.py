@@ -18,14 +18,13 @@ from .checkpoint import Checkpoint
 from .convert_config import Settings, read_settings
 from .convert_tensors import Weight, ignored_tensors, plan_weights
 from .convert_tokenizer import ReaderFacts, convert_tokenizer
-from .encode import encode
-from .errors import FileFormatError, UnsupportedError
+from .encode import BadWeights, encode
+from .errors import FileFormatError
 from .formats import FORMATS
 from .gguf_field import Field
 from .gguf_write import OutTensor, write_gguf
 
 SLICE_WEIGHTS = 1 << 24  # read, rounded and packed at a time
-F16_MAX = 65504.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,31 +120,18 @@ def _packer(
 
 
 def packed_weight(weight: Weight, format_name: str, threads: int | None = None) -> np.ndarray:
-    """uint8 (n_bytes,): a slice of rows at a time is read, checked and packed."""
-    fmt = FORMATS[format_name]
-    if len(weight.shape) == 1:
-        row = _checked(weight, 0, weight.rows(0, weight.n_rows), format_name)
-        return encode(row[None], format_name, threads=threads).reshape(-1)
-    n_rows, cols = weight.shape
-    out = np.empty((n_rows, fmt.data_bytes((cols,))), np.uint8)
+    """uint8 (n_bytes,): a slice of rows at a time is read and packed."""
+    cols = weight.shape[1] if len(weight.shape) > 1 else weight.n_rows
+    n_rows = weight.n_rows if len(weight.shape) > 1 else 1
+    out = np.empty((n_rows, FORMATS[format_name].data_bytes((cols,))), np.uint8)
     step = max(1, SLICE_WEIGHTS // cols)
     for start in range(0, n_rows, step):
         stop = min(start + step, n_rows)
-        rows = _checked(weight, start, weight.rows(start, stop), format_name)
-        out[start:stop] = encode(rows, format_name, threads=threads)
+        # A vector is one row of the file, though many of one value in the checkpoint.
+        rows = weight.rows(start, stop) if len(weight.shape) > 1 else weight.rows(0, cols)[None]
+        try:
+            out[start:stop] = encode(rows, format_name, threads=threads)
+        except BadWeights as error:
+            where = f" from row {start} on" if start else ""
+            raise BadWeights(f"tensor {weight.name!r}{where}: {error}") from None
     return out.reshape(-1)
-
-
-def _checked(weight: Weight, start: int, rows: np.ndarray, format_name: str) -> np.ndarray:
-    """The rows, refused where a value is no number or too large for the format."""
-    limit = F16_MAX if format_name == "F16" else np.finfo(np.float32).max
-    bad = ~(np.abs(rows) <= limit)
-    if not bad.any():
-        return rows
-    place = np.argwhere(bad)[0]
-    value = rows[tuple(place)]
-    place[0] += start
-    what = f"tensor {weight.name!r} holds {value:g} at {place.tolist()}"
-    if np.isfinite(value):
-        raise UnsupportedError(f"{what}, more than F16 can hold; write BF16 or F32 instead")
-    raise FileFormatError(f"{what}; the checkpoint is damaged: fetch it again")

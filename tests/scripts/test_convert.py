@@ -216,7 +216,7 @@ def test_values_that_are_no_numbers_are_refused_with_their_place(
     arrays = stored_arrays(folder)
     arrays["model.layers.1.mlp.up_proj.weight"][3, 5] = value
     rewrite(folder, arrays)
-    with pytest.raises(MartletError, match=r"'blk\.1\.ffn_up\.weight' holds .* at \[3, 5\]"):
+    with pytest.raises(MartletError, match=r"'blk\.1\.ffn_up\.weight'.* \[3, 5\] is"):
         convert(folder, tmp_path / "out.gguf")
     assert not [p for p in tmp_path.iterdir() if p.is_file()]
 
@@ -226,7 +226,7 @@ def test_values_too_large_for_f16_are_refused(tmp_path: Path) -> None:
     arrays = stored_arrays(folder)
     arrays["lm_head.weight"][0, 0] = 70000
     rewrite(folder, arrays)
-    with pytest.raises(MartletError, match="more than F16 can hold"):
+    with pytest.raises(MartletError, match="F16 holds up to 65504"):
         convert(folder, tmp_path / "out.gguf", "F16")
     convert(folder, tmp_path / "out.gguf", "BF16")
 

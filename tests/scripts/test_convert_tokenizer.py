@@ -12,6 +12,8 @@ from martlet.quant.checkpoint import Checkpoint
 from martlet.quant.convert_tokenizer import convert_tokenizer
 from martlet.quant.errors import FileFormatError, MartletError, UnsupportedError
 from martlet.quant.gguf_field import Field
+from martlet.quant.gguf_file import GGUFFile
+from martlet.runtime.pretokenizers import PRE_TOKENIZERS
 from martlet.runtime.tokenizer import Tokenizer
 from martlet.scripts.convert_check import PROBES, check_token_ids
 from martlet.scripts.convert_facts import reader_facts
@@ -81,6 +83,35 @@ def test_shared_checkpoints(name: str) -> None:
         pytest.skip(f"no ../shared/data/{name} beside the checkout")
     checkpoint = Checkpoint.open(SHARED / name)
     check_token_ids(checkpoint, convert(SHARED / name))
+
+
+@pytest.mark.parametrize("name", ["starcoder", "deepseek-llm"])
+def test_a_real_vocabulary_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
+    path = SHARED / "vocab" / f"ggml-vocab-{name}.gguf"
+    if not path.exists():
+        pytest.skip(f"no ../shared/data/vocab/{path.name} beside the checkout")
+    with GGUFFile.open(path) as file:
+        source = {k.removeprefix("tokenizer.ggml."): v for k, v in file.metadata.items()}
+    tokens, types = source["tokens"], source["token_type"].tolist()
+    pre = PRE_TOKENIZERS[source["pre"]]
+    merges = [tuple(merge.split(" ")) for merge in source["merges"]]
+    ids = {token: id_ for id_, token in enumerate(tokens)}
+    library = tokenizers.Tokenizer(tokenizers.models.BPE(ids, merges))
+    library.pre_tokenizer = pre.build()
+    library.add_special_tokens([t for t, kind in zip(tokens, types, strict=True) if kind == 3])
+    ordinary = [t for t, kind in zip(tokens, types, strict=True) if kind == 4]
+    library.add_tokens([tokenizers.AddedToken(t, normalized=False) for t in ordinary])
+    folder = copied("llama", tmp_path)
+    for config in ("tokenizer_config.json", "generation_config.json"):
+        (folder / config).write_text("{}")
+    edit_json(folder / "config.json", "bos_token_id", "eos_token_id")
+    library.save(str(folder / "tokenizer.json"))
+    found = convert(folder, n_rows=len(tokens))
+    assert found["tokenizer.ggml.tokens"] == tokens
+    assert found["tokenizer.ggml.token_type"].tolist() == types
+    assert found["tokenizer.ggml.merges"] == source["merges"]
+    assert PRE_TOKENIZERS[found["tokenizer.ggml.pre"]] is pre
+    check_token_ids(Checkpoint.open(folder), found)
 
 
 def byte_fallback_json(folder: Path, normalizer: Any, cutter: Any) -> None:
