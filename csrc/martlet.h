@@ -212,8 +212,9 @@ typedef struct mt_draw_terms {
     double top_p;   /* 1: off */
     double min_p;   /* 0: off */
     double uniform; /* in [0, 1): whose share of the cumulated weight holds it is drawn */
-    float best;     /* the largest logit, which is finite; none of them is NaN */
+    float best;     /* the largest logit that may be, which is finite; none of them is NaN */
     float temperature;
+    const uint32_t *allowed; /* NULL: all; else bit i % 32 of word i / 32: whether token i may be */
 } mt_draw_terms;
 
 /* Draws one of n tokens; scratch has mt_draw_bytes, is aligned to 8, and holds the sums of runs and
@@ -221,6 +222,9 @@ typedef struct mt_draw_terms {
 int64_t mt_draw_bytes(int32_t n);
 int64_t mt_draw(int32_t isa, const float *logits, int32_t n, const mt_draw_terms *terms,
                 void *scratch);
+/* The first of the best of n logits whose bits are set; -1 where none is above -INFINITY. out: NULL,
+ * or n: the logits, -INFINITY where the bit is not set. */
+int64_t mt_mask(const float *logits, int32_t n, const uint32_t *allowed, float *out);
 
 /* Upper limits of this machine, per second and over all threads at once. */
 enum mt_limit_kind {
@@ -263,6 +267,7 @@ MT_API void mt_engine_free(mt_engine *engine);
 MT_API int64_t mt_draw_bytes(int32_t n);
 MT_API int64_t mt_draw(int32_t isa, const float *logits, int32_t n, const mt_draw_terms *terms,
                        void *scratch);
+MT_API int64_t mt_mask(const float *logits, int32_t n, const uint32_t *allowed, float *out);
 MT_API mt_limits *mt_limits_create(int32_t isa, int32_t n_threads, int64_t buffer_bytes, char *err);
 MT_API double mt_limits_measure(mt_limits *limits, int32_t kind, int64_t span_bytes,
                                 double seconds);

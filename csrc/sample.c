@@ -5,9 +5,10 @@
 #include "cpu.h"
 #include "martlet.h"
 
+#include <math.h>
 #include <string.h>
 
-enum { KEYS = 1024, GROUP = 16 };
+enum { KEYS = 1024, GROUP = 16, WORD = 32 };
 
 typedef struct {
     const float *weights;
@@ -27,6 +28,94 @@ static uint32_t bits_of(float x) {
     return bits;
 }
 
+static int32_t run_end(int32_t start, int32_t n) {
+    return n - start < MT_WEIGHT_RUN ? n : start + MT_WEIGHT_RUN;
+}
+
+/* Without a branch, as bits: a mask that is hard to foretell would cost five times the time. */
+static void keep_word(uint32_t word, float *kept) {
+    static const uint32_t lane[WORD] = {
+        1u << 0,  1u << 1,  1u << 2,  1u << 3,  1u << 4,  1u << 5,  1u << 6,  1u << 7,
+        1u << 8,  1u << 9,  1u << 10, 1u << 11, 1u << 12, 1u << 13, 1u << 14, 1u << 15,
+        1u << 16, 1u << 17, 1u << 18, 1u << 19, 1u << 20, 1u << 21, 1u << 22, 1u << 23,
+        1u << 24, 1u << 25, 1u << 26, 1u << 27, 1u << 28, 1u << 29, 1u << 30, 1u << 31};
+    const uint32_t removed = bits_of(-INFINITY);
+    uint32_t bits[WORD];
+    memcpy(bits, kept, sizeof bits);
+    for (int i = 0; i < WORD; i++) {
+        const uint32_t gone = word & lane[i] ? 0u : ~0u;
+        bits[i] = (bits[i] & ~gone) | (removed & gone);
+    }
+    memcpy(kept, bits, sizeof bits);
+}
+
+/* A run of logits with -INFINITY where a token may not be: in kept, of
+ * MT_WEIGHT_RUN values, unless all may. NULL: none may. */
+static const float *left_of(const float *logits, int32_t n, const uint32_t *allowed, float *kept) {
+    uint32_t any = 0, gone = 0;
+    for (int32_t at = 0; at < n; at += WORD) {
+        const uint32_t inside = n - at < WORD ? (1u << (n - at)) - 1 : ~0u;
+        any |= allowed[at / WORD] & inside;
+        gone |= ~allowed[at / WORD] & inside;
+    }
+    if (!any) return NULL;
+    if (!gone) return logits;
+    memcpy(kept, logits, (size_t)n * sizeof *kept);
+    for (int32_t at = 0; at < n; at += WORD) keep_word(allowed[at / WORD], kept + at);
+    return kept;
+}
+
+static int64_t best_of(const float *x, int32_t n, float least) {
+    float best[GROUP];
+    int32_t i = 0;
+    for (int k = 0; k < GROUP; k++) best[k] = least;
+    for (; i + GROUP <= n; i += GROUP)
+        for (int k = 0; k < GROUP; k++) best[k] = x[i + k] > best[k] ? x[i + k] : best[k];
+    for (; i < n; i++) best[0] = x[i] > best[0] ? x[i] : best[0];
+    for (int k = 1; k < GROUP; k++) best[0] = best[k] > best[0] ? best[k] : best[0];
+    if (!(best[0] > least)) return -1;
+    for (i = 0; x[i] != best[0];) i++;
+    return i;
+}
+
+int64_t mt_mask(const float *logits, int32_t n, const uint32_t *allowed, float *out) {
+    float kept[MT_WEIGHT_RUN] = {0}, best = -INFINITY;
+    int64_t best_id = -1;
+    for (int32_t start = 0; start < n; start += MT_WEIGHT_RUN) {
+        const int32_t count = run_end(start, n) - start;
+        const float *left = left_of(logits + start, count, allowed + start / WORD, kept);
+        if (out)
+            for (int32_t i = 0; i < count; i++) out[start + i] = left ? left[i] : -INFINITY;
+        const int64_t place = left ? best_of(left, count, best) : -1;
+        if (place < 0) continue;
+        best = left[place];
+        best_id = start + place;
+    }
+    return best_id;
+}
+
+/* All weights, and their sums by runs: 0 of what may not be. */
+static void weigh(const mt_kernels *kernels, const float *logits, int32_t n,
+                  const mt_draw_terms *terms, float *weights, double *sums) {
+    const float best = terms->best, temperature = terms->temperature;
+    if (!terms->allowed) {
+        kernels->weigh(logits, n, best, temperature, weights, sums);
+        return;
+    }
+    float kept[MT_WEIGHT_RUN] = {0};
+    for (int32_t run = 0, start = 0; start < n; run++, start += MT_WEIGHT_RUN) {
+        const int32_t count = run_end(start, n) - start;
+        const uint32_t *allowed = terms->allowed + start / WORD;
+        const float *left = left_of(logits + start, count, allowed, kept);
+        if (left) {
+            kernels->weigh(left, count, best, temperature, weights + start, sums + run);
+        } else {
+            memset(weights + start, 0, (size_t)count * sizeof *weights);
+            sums[run] = 0.0;
+        }
+    }
+}
+
 /* Weights are ordered as their bits are, and differences of bits fill whole vectors. */
 static int any_from(const float *w, int32_t bound) {
     int32_t bits[GROUP], any = 0;
@@ -41,7 +130,7 @@ static candidates from_bound(const float *w, int32_t n, const double *sums, floa
     int64_t m = 0;
     const int32_t bits = (int32_t)bits_of(bound);
     for (int32_t run = 0; run < n_runs_of(n); run++) {
-        const int32_t end = (run + 1) * MT_WEIGHT_RUN < n ? (run + 1) * MT_WEIGHT_RUN : n;
+        const int32_t end = run_end(run * MT_WEIGHT_RUN, n);
         if (sums[run] < bound) continue;
         for (int32_t i = run * MT_WEIGHT_RUN; i < end; i += GROUP) {
             if (i + GROUP <= end && !any_from(w + i, bits)) continue;
@@ -142,7 +231,7 @@ int64_t mt_draw(int32_t isa, const float *logits, int32_t n, const mt_draw_terms
     double *sums = scratch;
     float *weights = (float *)(sums + n_runs_of(n));
     int32_t *ids = (int32_t *)(weights + n);
-    kernels->weigh(logits, n, terms->best, terms->temperature, weights, sums);
+    weigh(kernels, logits, n, terms, weights, sums);
     double total = 0.0;
     for (int32_t run = 0; run < n_runs_of(n); run++) total += sums[run];
     const float min_p = (float)terms->min_p;

@@ -1,6 +1,7 @@
 """What may limit the tokens of one answer: the interface between engine and grammars.
 
-Owns: Constraint. Must not know: grammars, their library, who asked for one.
+Owns: Constraint, and how allowed tokens are written. Must not know: grammars, their library, who
+asked for one.
 """
 
 from __future__ import annotations
@@ -10,7 +11,27 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-Allowed = npt.NDArray[np.bool_]
+Allowed = npt.NDArray[np.uint32]
+"""(ceil(vocab_size / 32)) bit i % 32 of word i // 32 is set where the next token may be i. Bits
+beyond the vocabulary mean nothing."""
+
+WORD_BITS = 32
+
+
+def is_allowed(allowed: Allowed, token_id: int) -> bool:
+    return bool(int(allowed[token_id // WORD_BITS]) >> token_id % WORD_BITS & 1)
+
+
+def flags_of(allowed: Allowed, vocab_size: int) -> npt.NDArray[np.bool_]:
+    """(vocab_size,) True where the next token may be."""
+    raw = allowed.astype("<u4", copy=False).view(np.uint8)
+    return np.unpackbits(raw, count=vocab_size, bitorder="little").view(np.bool_)
+
+
+def allowed_of(flags: npt.NDArray[np.bool_]) -> Allowed:
+    """The inverse of flags_of."""
+    raw = np.packbits(flags, bitorder="little")
+    return np.pad(raw, (0, -len(raw) % 4)).view("<u4").astype(np.uint32, copy=False)
 
 
 class Constraint(Protocol):
@@ -18,8 +39,8 @@ class Constraint(Protocol):
     preemption, which recomputes rows and draws nothing anew, leaves it as it is."""
 
     def allowed(self) -> Allowed:
-        """(vocab_size,) True where the next token may be. Raises ModelError when it cannot tell:
-        a request then ends with an error, never with free text."""
+        """Which tokens may be next; kept until the next call. Raises ModelError when it cannot
+        tell: a request then ends with an error, never with free text."""
         ...
 
     def accept(self, token_id: int) -> None:

@@ -33,7 +33,7 @@ from .prefix_store import DiskTier, PrefixStore, SavingExecutor
 from .prompt_scores import scored_rows
 from .readout import Read, Readers, Reads, read_prompt
 from .request import Request, Scheduled, State
-from .sampling import Drawer, Logits, sample, token_logprob
+from .sampling import NUMPY, Drawer, Logits, sample, token_logprob
 from .sampling_params import CHOSEN_SEED_BITS, SamplingParams
 from .scheduler import Scheduler
 from .service import Service
@@ -107,7 +107,7 @@ class Engine:
             )
         self._mailbox = Mailbox(self.scheduler.max_running + max_queue)
         self._executor = executor
-        self._drawer: Drawer | None = getattr(executor, "drawer", None)
+        self._drawer: Drawer = getattr(executor, "drawer", NUMPY)
         self._tokenizer = tokenizer
         self._counts = Counts()
         self._outbox: deque[tuple[Request, Event]] = deque()

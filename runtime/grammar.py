@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from .constraint import Allowed
+from .constraint import WORD_BITS, Allowed, flags_of
 from .errors import ModelError, RequestError
 from .grammar_size import patterns_of, written_out
 from .vocabulary import WritableVocabulary
@@ -37,6 +37,10 @@ N_TRIED = 4
 """Tokens of an answer that a grammar is tried out with."""
 MAX_KEPT, MAX_KEPT_CHARS = 128, 1 << 21
 """Compiled grammars that wait for the next request with the same."""
+# Tokens inside a JSON string are known to fit where all strings up to a length do, so the library
+# keeps them apart by length; under maxLength only the longer ones are looked at one by one.
+PLAIN = r'[^"\\\x00-\x1F\x7F]'
+STRING_LENGTHS = (3, 6, 10, 15, 30)
 INSTALL = "pip install 'martlet[structured]'"
 
 
@@ -153,7 +157,7 @@ class Grammars:
         for pick in (0, -1):
             way = compiled.start()
             for _ in range(N_TRIED):
-                allowed = way.allowed()
+                allowed = flags_of(way.allowed(), self._tokenizer.vocab_size)
                 n_masks += 1
                 if n_masks == 1 and not allowed.any():
                     return None
@@ -195,15 +199,14 @@ class GrammarConstraint:
     """A Constraint: one answer's way through a grammar."""
 
     def __init__(self, matcher: Any, vocab_size: int) -> None:
-        self._matcher, self._vocab_size = matcher, vocab_size
-        self._bits = np.empty(-(-vocab_size // 32), np.uint32)
+        self._matcher = matcher
+        self._bits = np.empty(-(-vocab_size // WORD_BITS), np.uint32)
         self._address = self._bits.ctypes.data
 
     def allowed(self) -> Allowed:
         self._matcher.unsafe_compute_mask_ptr(self._address, self._bits.nbytes)
         self._check()
-        bits = self._bits.view(np.uint8)
-        return np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
+        return self._bits
 
     def accept(self, token_id: int) -> None:
         self._matcher.consume_token(token_id)
@@ -233,9 +236,11 @@ def _library(field: str) -> Any:
 def _lay_out(library: Any, tokenizer: WritableVocabulary) -> Any:
     if not tokenizer.eog_ids:
         raise ModelError("the model has no end-of-generation token, so no grammar can end")
-    wrapper = library.TokenizerWrapper(_Words(tokenizer))
     return library.LLTokenizer(
-        wrapper, n_vocab=tokenizer.vocab_size, eos_token=sorted(tokenizer.eog_ids)
+        library.TokenizerWrapper(_Words(tokenizer)),
+        n_vocab=tokenizer.vocab_size,
+        eos_token=sorted(tokenizer.eog_ids),
+        slices=[PLAIN + f"{{1,{length}}}" for length in STRING_LENGTHS] + [PLAIN + "+"],
     )
 
 

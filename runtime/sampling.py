@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from .constraint import Allowed, flags_of, is_allowed
 from .errors import ModelError
 from .events import TokenLogprob
 from .sampling_params import SamplingParams
@@ -23,19 +24,32 @@ __all__ = ["SamplingParams", "keyed_uniform", "sample", "token_logprob"]
 Logits = npt.NDArray[np.float32]
 TokenIds = npt.NDArray[np.int32]
 Places = npt.NDArray[np.intp]
-Allowed = npt.NDArray[np.bool_]
 
 Weights = npt.NDArray[np.float32]
 """Probabilities up to a factor, that of the best token being 1."""
 
 
 class Drawer(Protocol):
-    """An executor's own way to draw by temperature, top_p and min_p, with the meaning of the NumPy
-    one below. best: the largest logit."""
+    """What looks at whole rows: NumPy's way below, or an executor's own."""
 
     def __call__(
-        self, logits: Logits, best: float, params: SamplingParams, uniform: float
-    ) -> int: ...
+        self,
+        logits: Logits,
+        best: float,
+        params: SamplingParams,
+        uniform: float,
+        allowed: Allowed | None = None,
+    ) -> int:
+        """Draws by temperature, top_p and min_p. best: the largest logit of those allowed."""
+        ...
+
+    def best(self, logits: Logits, allowed: Allowed) -> int | None:
+        """The first of the best that are allowed; None where nothing is left to choose."""
+        ...
+
+    def mask(self, logits: Logits, allowed: Allowed) -> Logits:
+        """A copy, -inf where a token is not allowed."""
+        ...
 
 
 # Vocabularies are searched for their best few by a bound over this many interleaved groups.
@@ -45,20 +59,6 @@ LEAST_GROUPS, MOST_GROUPS, GROUPS_PER_VALUE = 1024, 8192, 16
 FEW, RUN = 4096, 256
 
 # ---- adjustments: float32 logits (vocab_size,) in, a new array out; -inf means "removed" --------
-
-
-def apply_mask(logits: Logits, allowed: Allowed | None) -> Logits:
-    """Keep what a constraint allows: allowed is (vocab_size,), or None for everything."""
-    if allowed is None:
-        return logits
-    # The places of the fewer are written one by one: choosing for each place costs twice that.
-    if 2 * int(np.count_nonzero(allowed)) < len(logits):
-        kept, ids = np.full_like(logits, -np.inf), np.flatnonzero(allowed)
-        kept[ids] = logits[ids]
-        return kept
-    kept = logits.copy()
-    kept[np.flatnonzero(~allowed)] = -np.inf
-    return kept
 
 
 def apply_bias(logits: Logits, ids: Places, values: Logits) -> Logits:
@@ -206,6 +206,42 @@ def keyed_uniform(seed: int, position: int) -> float:
     return float(int(word) >> 11) * 2.0**-53
 
 
+class NumpyDrawer:
+    """The meaning of every Drawer."""
+
+    def __call__(
+        self,
+        logits: Logits,
+        best: float,
+        params: SamplingParams,
+        uniform: float,
+        allowed: Allowed | None = None,
+    ) -> int:
+        logits = logits if allowed is None else self.mask(logits, allowed)
+        weights, ids = weights_of(logits, best, params.temperature), None
+        filters: tuple[tuple[Callable[[Weights, float], Places | None], float], ...] = (
+            (top_p_places, params.top_p),
+            (min_p_places, params.min_p),
+        )
+        for places_of, value in filters:  # each sees what the one before has left
+            places = places_of(weights, value)
+            if places is not None:
+                weights, ids = weights[places], places if ids is None else ids[places]
+        place = draw(weights, uniform)
+        return place if ids is None else int(ids[place])
+
+    def best(self, logits: Logits, allowed: Allowed) -> int | None:
+        kept = self.mask(logits, allowed)
+        best_id = int(kept.argmax())
+        return best_id if kept[best_id] > -math.inf else None
+
+    def mask(self, logits: Logits, allowed: Allowed) -> Logits:
+        return np.where(flags_of(allowed, len(logits)), logits, np.float32(-np.inf))
+
+
+NUMPY = NumpyDrawer()
+
+
 def sample(
     logits: Logits,
     params: SamplingParams,
@@ -215,46 +251,45 @@ def sample(
     tokens: TokenIds,
     allowed: Allowed | None = None,
     best_id: int | None = None,
-    drawer: Drawer | None = None,
+    drawer: Drawer = NUMPY,
 ) -> int:
     """The next token after `tokens` (prompt, then output).
 
-    best_id: the first of the largest logits, where it is known. drawer: to use instead of NumPy.
+    best_id: the first of the largest logits, where it is known.
     Raises ModelError when the logits hold NaN, or when nothing is left to choose.
     """
-    # The best of all, if it is allowed, is the best of those allowed.
-    settled = params.is_greedy and best_id is not None
-    masks = allowed is not None and not (settled and allowed[best_id])
-    if masks or params.adjusts:
-        logits, best_id = _adjusted(logits, params, n_prompt, tokens, allowed), None
+    n_output = len(tokens) - n_prompt
     if best_id is None:
         best_id = int(logits.argmax())  # NaN counts as the largest, so it is found here
-    best, n_output = float(logits[best_id]), len(tokens) - n_prompt
-    if not math.isfinite(best):
-        raise ModelError(f"best logit is {best} at output token {n_output}; cannot choose")
+    _check_best(float(logits[best_id]), n_output)
+    if params.adjusts:
+        if allowed is not None:  # first, so that no bias brings back what is not allowed
+            logits, allowed = drawer.mask(logits, allowed), None
+        logits = _adjusted(logits, params, n_prompt, tokens)
+        best_id = int(logits.argmax())
+    elif allowed is not None and not is_allowed(allowed, best_id):
+        best_id = drawer.best(logits, allowed)
+        if best_id is None:
+            raise ModelError(f"nothing allowed is left at output token {n_output}")
+    best = float(logits[best_id])
+    _check_best(best, n_output)
     if params.is_greedy:
         return best_id
     uniform = keyed_uniform(seed, n_output)
+    if allowed is not None and params.top_k:
+        logits, allowed = drawer.mask(logits, allowed), None
     ids = top_k_places(logits, params.top_k)
-    if ids is None and drawer:
-        return drawer(logits, best, params, uniform)
-    weights = weights_of(logits if ids is None else logits[ids], best, params.temperature)
-    filters: tuple[tuple[Callable[[Weights, float], Places | None], float], ...] = (
-        (top_p_places, params.top_p),
-        (min_p_places, params.min_p),
-    )
-    for places_of, value in filters:  # each sees what the one before has left
-        places = places_of(weights, value)
-        if places is not None:
-            weights, ids = weights[places], places if ids is None else ids[places]
-    place = draw(weights, uniform)
-    return place if ids is None else int(ids[place])
+    if ids is None:
+        return drawer(logits, best, params, uniform, allowed)
+    return int(ids[drawer(logits[ids], best, params, uniform)])
 
 
-def _adjusted(
-    logits: Logits, params: SamplingParams, n_prompt: int, tokens: TokenIds, allowed: Allowed | None
-) -> Logits:
-    logits = apply_mask(logits, allowed)
+def _check_best(best: float, n_output: int) -> None:
+    if not math.isfinite(best):
+        raise ModelError(f"best logit is {best} at output token {n_output}; cannot choose")
+
+
+def _adjusted(logits: Logits, params: SamplingParams, n_prompt: int, tokens: TokenIds) -> Logits:
     logits = apply_bias(logits, *params.bias)
     logits = apply_repetition_penalty(logits, tokens, params.repetition_penalty)
     return apply_count_penalties(

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from martlet.runtime.constraint import Allowed, allowed_of
 from martlet.runtime.errors import ContextTooLong, ModelError, QueueFull, RequestError
 from martlet.runtime.events import Event, TokenEvent
 from martlet.runtime.sampling import SamplingParams
@@ -216,8 +217,9 @@ def test_a_constraint_sees_each_token_and_masks_the_next() -> None:
         def __init__(self) -> None:
             self.seen: list[int] = []
 
-        def allowed(self) -> np.ndarray:
-            return np.arange(VOCAB_SIZE) == (self.seen[-1] + 1 if self.seen else 70)
+        def allowed(self) -> Allowed:
+            next_id = self.seen[-1] + 1 if self.seen else 70
+            return allowed_of(np.arange(VOCAB_SIZE) == next_id)
 
         def accept(self, token_id: int) -> None:
             self.seen.append(token_id)

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from martlet.runtime.constraint import Allowed, allowed_of
 from martlet.runtime.engine import Engine
 from martlet.runtime.executors.native_draw import NativeDrawer
-from martlet.runtime.sampling import SamplingParams, sample
+from martlet.runtime.sampling import NUMPY, Drawer, NumpyDrawer, SamplingParams, sample
 
 from .harness import ask, engine_of, run_all
 from .native_library import ISAS, LIBRARY
@@ -50,9 +51,37 @@ def rows_of(n: int) -> dict[str, np.ndarray]:
     return {name: row.astype(np.float32) for name, row in rows.items()}
 
 
-def drawn(logits: np.ndarray, drawer: NativeDrawer | None, seed: int, terms: dict[str, Any]) -> int:
-    params = SamplingParams(**terms)
-    return sample(logits, params, seed=seed, n_prompt=1, tokens=NO_TOKENS, drawer=drawer)
+def masks_of(n: int) -> dict[str, np.ndarray]:
+    """Around a word, around a run, and what grammars leave: nearly all, or a few."""
+    rng = np.random.default_rng(n)
+    ids = np.arange(n)
+    return {
+        "nearly all": rng.random(n) < 0.98,
+        "half": rng.random(n) < 0.5,
+        "a few": rng.random(n) < 0.002,
+        "all": np.ones(n, bool),
+        "the last": ids == n - 1,
+        "one run": (ids >= 256) & (ids < 512),
+        "a word and a bit": (ids >= 32) & (ids <= 64),
+    }
+
+
+def drawn(
+    logits: np.ndarray,
+    drawer: Drawer,
+    seed: int,
+    terms: dict[str, Any],
+    allowed: Allowed | None = None,
+) -> int:
+    return sample(
+        logits,
+        SamplingParams(**terms),
+        seed=seed,
+        n_prompt=1,
+        tokens=NO_TOKENS,
+        allowed=allowed,
+        drawer=drawer,
+    )
 
 
 @pytest.mark.parametrize("terms", TERMS, ids=str)
@@ -61,7 +90,7 @@ def test_the_tokens_are_those_of_numpy(n: int, terms: dict[str, Any]) -> None:
     drawer = drawer_of()
     for name, logits in rows_of(n).items():
         for seed in range(12):
-            expected = drawn(logits, None, seed, terms)
+            expected = drawn(logits, NUMPY, seed, terms)
             assert drawn(logits, drawer, seed, terms) == expected, (name, seed)
 
 
@@ -73,6 +102,36 @@ def test_weights_and_tokens_are_the_same_bits_on_every_isa(isa: str) -> None:
             for logits in rows_of(n).values():
                 assert drawn(logits, first, 1, terms) == drawn(logits, other, 1, terms)
                 assert (first.weights(n) == other.weights(n)).all()
+
+
+@pytest.mark.parametrize("n", [*SIZES, 31, 33, 64])
+def test_under_a_mask_the_tokens_are_those_of_numpy(n: int) -> None:
+    drawer = drawer_of()
+    for name, logits in rows_of(n).items():
+        for kind, flags in masks_of(n).items():
+            allowed = allowed_of(flags)
+            allowed[-1] |= np.uint32(0xFFFFFFFF << (n - 1) % 32 << 1 & 0xFFFFFFFF)  # mean nothing
+            where = name, kind
+            kept = np.where(flags, logits, np.float32(-math.inf))
+            assert (drawer.mask(logits, allowed) == kept).all(), where
+            assert drawer.best(logits, allowed) == NUMPY.best(logits, allowed), where
+            if kept.max() == -math.inf:
+                continue
+            for terms in (*TERMS[:4], {"min_p": 0.05}, {"top_k": 7}, {"temperature": 0}):
+                expected = drawn(logits, NUMPY, 3, terms, allowed)
+                assert drawn(logits, drawer, 3, terms, allowed) == expected, (where, terms)
+                # What is not allowed weighs nothing, to the bit.
+                assert drawn(kept, drawer, 3, terms) == expected, (where, terms)
+
+
+def test_a_mask_of_another_length_is_refused() -> None:
+    logits = rows_of(257)["peaked"]
+    short = allowed_of(np.ones(256, bool))
+    for call in (drawer_of().best, drawer_of().mask):
+        with pytest.raises(AssertionError):
+            call(logits, short)
+    with pytest.raises(AssertionError):
+        drawn(logits, drawer_of(), 0, {}, short)
 
 
 def test_weights_are_exponentials() -> None:
@@ -98,14 +157,15 @@ def test_a_row_of_which_only_one_token_is_left() -> None:
 def test_the_engine_draws_by_its_executor() -> None:
     asked: list[float] = []
 
-    def drawer(logits: np.ndarray, best: float, params: SamplingParams, uniform: float) -> int:
-        asked.append(uniform)
-        return 66
+    class Counted(NumpyDrawer):
+        def __call__(self, *args: Any, **options: Any) -> int:
+            asked.append(args[3])
+            return 66
 
     plain, executor = engine_of(eog_ids=())
     greedy = ask(plain, [2], max_tokens=3)
     run_all(plain)
-    executor.drawer = drawer  # type: ignore[attr-defined]
+    executor.drawer = Counted()  # type: ignore[attr-defined]
     engine = Engine(executor, ScriptedTokenizer(eog_ids=()), context=64)
     drawn_by_it, best = (
         ask(engine, [1], temperature=1.0, max_tokens=3),

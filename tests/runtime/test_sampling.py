@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from martlet.runtime import sampling
+from martlet.runtime.constraint import allowed_of, flags_of, is_allowed
 from martlet.runtime.errors import ModelError, RequestError
-from martlet.runtime.sampling import SamplingParams, keyed_uniform, sample, token_logprob
+from martlet.runtime.sampling import NUMPY, SamplingParams, keyed_uniform, sample, token_logprob
 
 HUGE = pytest.param(10**5000, id="huge")
 NO_TOKENS = np.array([0], np.int32)  # a prompt of one token, no output
@@ -152,7 +153,7 @@ def test_logits_with_nan_or_without_any_choice_are_an_error() -> None:
 
 def test_mask_comes_first_and_bias_cannot_bring_a_token_back() -> None:
     params = SamplingParams(temperature=0, logit_bias={1: 100.0})
-    allowed = np.array([True, False, True])
+    allowed = allowed_of(np.array([True, False, True]))
     logits = np.array([0, 5, 1], np.float32)
     token = sample(logits, params, seed=0, n_prompt=1, tokens=NO_TOKENS, allowed=allowed)
     assert token == 2
@@ -300,17 +301,22 @@ def test_a_mask_removes_what_is_not_allowed_and_nothing_else(
 ) -> None:
     rng = np.random.default_rng(key)
     logits = rng.normal(size=n).astype(np.float32)
-    before, allowed = logits.copy(), rng.random(n) < share
-    expected = np.where(allowed, logits, -np.inf)
-    assert (sampling.apply_mask(logits, allowed) == expected).all()
+    before, flags = logits.copy(), rng.random(n) < share
+    allowed = allowed_of(flags)
+    assert (flags_of(allowed, n) == flags).all()
+    assert [is_allowed(allowed, i) for i in range(n)] == flags.tolist()
+    kept = np.where(flags, logits, -np.inf)
+    assert (NUMPY.mask(logits, allowed) == kept).all()
+    assert NUMPY.best(logits, allowed) == (int(kept.argmax()) if flags.any() else None)
+    args: Any = {"seed": 1, "n_prompt": 1, "tokens": NO_TOKENS, "allowed": allowed}
+    best_id = int(logits.argmax())
+    for terms in ({}, {"temperature": 0}, {"temperature": 0, "logit_bias": {0: 9}}, {"top_k": 3}):
+        params = SamplingParams(**terms)  # type: ignore[arg-type]
+        if not flags.any():
+            with pytest.raises(ModelError):
+                sample(logits, params, **args)
+            continue
+        token_id = sample(logits, params, best_id=best_id, **args)
+        assert token_id == sample(logits, params, **args)
+        assert flags[token_id]
     assert (logits == before).all()
-    if allowed.any():
-        best_id = int(logits.argmax())
-        for params in (
-            SamplingParams(temperature=0),
-            SamplingParams(temperature=0, logit_bias={0: 9}),
-        ):
-            args: Any = {"seed": 1, "n_prompt": 1, "tokens": NO_TOKENS, "allowed": allowed}
-            token_id = sample(logits, params, best_id=best_id, **args)
-            assert token_id == sample(logits, params, **args)
-            assert allowed[token_id]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from martlet.runtime.constraint import Constraint
+from martlet.runtime.constraint import Constraint, is_allowed
 from martlet.runtime.errors import ContextTooLong, QueueFull
 from martlet.runtime.events import (
     FINISH_REASONS,
@@ -91,7 +91,7 @@ class Running:
         """A script may say only what the request's constraint allows."""
         if self.constraint is None:
             return True
-        if not self.constraint.allowed()[token_id]:
+        if not is_allowed(self.constraint.allowed(), token_id):
             return False
         self.constraint.accept(token_id)
         return True
