@@ -190,29 +190,29 @@ def solve_halves(dd: Any, dm: Any, mm: Any, dx: Any, mx: Any) -> Any:
 
 @kernel
 def fit_q2_k(x: Any, w: Any, d: Any, m: Any, s: Any, o: Any, q: Any) -> None:
-    fit_scaled_offset(x, w, d, m, s, o, q, 16, F(3), F(2.2), F(0.15), 14, F(0.2), 2, 15, 2, 2, 4)
+    fit_scaled_offset(x, w, d, m, s, o, q, 16, F(3), F(2), F(0.25), 9, F(0.25), 2, 15, 2, 2, 4)
 
 
 @kernel
 def fit_q3_k(x: Any, w: Any, d: Any, m: Any, s: Any, o: Any, q: Any) -> None:
-    fit_scaled(x, w, d, s, q, 16, F(-4), F(3), False, F(2.4), F(0.15), 26, -32, 31, 2, 3)
+    fit_scaled(x, w, d, s, q, 16, F(-4), F(3), False, F(2), F(0.125), 32, -32, 31, 2, 3)
 
 
 @kernel
 def fit_q4_k(x: Any, w: Any, d: Any, m: Any, s: Any, o: Any, q: Any) -> None:
-    fit_scaled_offset(x, w, d, m, s, o, q, 32, F(15), F(13.5), F(0.3), 14, F(0.33), 2, 63, 2, 2, 3)
+    fit_scaled_offset(x, w, d, m, s, o, q, 32, F(15), F(12), F(0.25), 20, F(0.5), 2, 63, 2, 3, 3)
 
 
 @kernel
 def fit_q5_k(x: Any, w: Any, d: Any, m: Any, s: Any, o: Any, q: Any) -> None:
-    fit_scaled_offset(x, w, d, m, s, o, q, 32, F(31), F(29), F(0.3), 14, F(0.33), 2, 63, 2, 2, 3)
+    fit_scaled_offset(x, w, d, m, s, o, q, 32, F(31), F(28), F(0.25), 20, F(0.5), 2, 63, 2, 3, 3)
 
 
 @kernel
 def fit_q6_k(x: Any, w: Any, d: Any, m: Any, s: Any, o: Any, q: Any) -> None:
-    fit_scaled(x, w, d, s, q, 16, F(-32), F(31), False, F(29), F(0.25), 22, -128, 127, 2, 3)
+    fit_scaled(x, w, d, s, q, 16, F(-32), F(31), False, F(26), F(0.25), 48, -128, 127, 2, 3)
 
 
 @kernel
 def fit_iq4_xs(x: Any, w: Any, d: Any, m: Any, s: Any, o: Any, q: Any) -> None:
-    fit_scaled(x, w, d, s, q, 32, ZERO, ZERO, True, F(95), F(4), 18, -32, 31, 2, 3)
+    fit_scaled(x, w, d, s, q, 32, ZERO, ZERO, True, F(89), F(6), 17, -32, 31, 2, 3)

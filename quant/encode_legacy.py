@@ -74,29 +74,29 @@ def fit_affine(
 
 @kernel
 def fit_q4_0(x: Any, w: Any, d: Any, m: Any, s: Any, o: Any, q: Any) -> None:
-    fit_symmetric(x, w, d, q, F(-8), F(7), False, F(5.6), F(0.2), 32)
+    fit_symmetric(x, w, d, q, F(-8), F(7), False, F(5), F(0.25), 32)
 
 
 @kernel
 def fit_q5_0(x: Any, w: Any, d: Any, m: Any, s: Any, o: Any, q: Any) -> None:
-    fit_symmetric(x, w, d, q, F(-16), F(15), False, F(13.4), F(0.2), 32)
+    fit_symmetric(x, w, d, q, F(-16), F(15), False, F(13), F(0.25), 36)
 
 
 @kernel
 def fit_q8_0(x: Any, w: Any, d: Any, m: Any, s: Any, o: Any, q: Any) -> None:
-    fit_symmetric(x, w, d, q, F(-127), F(127), False, F(125), F(0.25), 16)
+    fit_symmetric(x, w, d, q, F(-127), F(127), False, F(125), F(0.25), 24)
 
 
 @kernel
 def fit_q4_1(x: Any, w: Any, d: Any, m: Any, s: Any, o: Any, q: Any) -> None:
-    fit_affine(x, w, d, m, q, F(15), F(13.5), F(0.3), 16, F(0.33), 2)
+    fit_affine(x, w, d, m, q, F(15), F(12), F(0.25), 24, F(0.5), 2)
 
 
 @kernel
 def fit_q5_1(x: Any, w: Any, d: Any, m: Any, s: Any, o: Any, q: Any) -> None:
-    fit_affine(x, w, d, m, q, F(31), F(29), F(0.3), 16, F(0.33), 2)
+    fit_affine(x, w, d, m, q, F(31), F(28), F(0.25), 24, F(0.5), 2)
 
 
 @kernel
 def fit_iq4_nl(x: Any, w: Any, d: Any, m: Any, s: Any, o: Any, q: Any) -> None:
-    fit_symmetric(x, w, d, q, ZERO, ZERO, True, F(95), F(4), 18)
+    fit_symmetric(x, w, d, q, ZERO, ZERO, True, F(89), F(4), 26)

@@ -1,8 +1,7 @@
 """Shapes of well-known models: their sizes, the tensors these give, and the metadata of the file.
-Owns the table of shapes and the mixtures of formats; must not know how a file is written.
+Owns the table of shapes; must not know how a file is written, or in which formats.
 
-Facts: the models' published configurations; mixtures and fallbacks as llama-quantize chooses them
-(src/llama-quant.cpp of llama.cpp)."""
+Facts: the models' published configurations."""
 
 from __future__ import annotations
 
@@ -11,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from martlet.quant.errors import MartletError
-from martlet.quant.formats import FORMATS
 
 
 @dataclass(frozen=True)
@@ -91,74 +89,11 @@ SHAPES: dict[str, Shape] = {
 }
 
 
-@dataclass(frozen=True)
-class Mixture:
-    """The formats of a file: most matrices, the output projection, and the sensitive ones."""
-
-    body: str
-    head: str
-    sensitive: str
-    file_type: int  # general.file_type
-
-    def format_of(self, name: str, size: tuple[int, ...], shape: Shape) -> str:
-        """Rows that the wanted format's blocks do not divide take the next one that fits."""
-        if len(size) == 1:
-            return "F32"
-        wanted = self.body
-        if name == ("token_embd.weight" if shape.is_tied else "output.weight"):
-            wanted = self.head
-        elif name.endswith((".attn_v.weight", ".ffn_down.weight")):
-            wanted = (
-                self.sensitive if takes_more(int(name.split(".")[1]), shape.n_layers) else wanted
-            )
-        while size[-1] % FORMATS[wanted].block:
-            wanted = _FALLBACKS.get(wanted, "F16")
-        return wanted
-
-
-def takes_more(layer: int, n_layers: int) -> bool:
-    """The first and last eighth of the layers, and every third between."""
-    first = n_layers // 8
-    return layer < first or layer >= 7 * n_layers // 8 or (layer - first) % 3 == 2
-
-
-_FALLBACKS = {
-    "Q2_K": "Q4_0",
-    "Q3_K": "Q4_0",
-    "Q4_K": "Q5_0",
-    "Q5_K": "Q5_1",
-    "Q6_K": "Q8_0",
-    "IQ4_XS": "IQ4_NL",
-}
-_FILE_TYPES = {
-    **{"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10},
-    **{"Q3_K": 11, "Q4_K": 14, "Q5_K": 16, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "BF16": 32},
-}
-
-
-def _plain(name: str) -> Mixture:
-    is_kept = FORMATS[name].block == 1 or name == "Q8_0"
-    return Mixture(name, name if is_kept else "Q6_K", name, _FILE_TYPES[name])
-
-
-MIXTURES: dict[str, Mixture] = {
-    **{name: _plain(name) for name in FORMATS},
-    "Q4_K_M": Mixture("Q4_K", "Q6_K", "Q6_K", 15),
-    "Q5_K_M": Mixture("Q5_K", "Q6_K", "Q6_K", 17),
-}
-
-
 class UnknownShape(MartletError):
-    """No such shape or mixture in the tables."""
+    """No such shape in the table."""
 
 
 def find_shape(name: str) -> Shape:
     if name not in SHAPES:
         raise UnknownShape(f"no shape is called {name!r}; there are: {', '.join(SHAPES)}")
     return SHAPES[name]
-
-
-def find_mixture(name: str) -> Mixture:
-    if name not in MIXTURES:
-        raise UnknownShape(f"no type is called {name!r}; there are: {', '.join(MIXTURES)}")
-    return MIXTURES[name]

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from martlet.scripts.console import byte_progress, note
@@ -16,8 +16,8 @@ from martlet.scripts.console import byte_progress, note
 if TYPE_CHECKING:
     import numpy as np
     from martlet.quant.formats import Format
-    from martlet.quant.gguf_field import Field
-    from martlet.scripts.shapes import Mixture, Shape
+    from martlet.quant.mixtures import Preset
+    from martlet.scripts.shapes import Shape
 
 PIECE_WEIGHTS = 1 << 24  # of one tensor, drawn at a time
 Progress = Callable[[str, int, int], None]  # (what is happening, bytes done, bytes in all)
@@ -27,14 +27,15 @@ def synthesize(
     shape: Annotated[str, typer.Argument(help="For instance llama-1b; a wrong name lists all.")],
     out: Annotated[Path, typer.Argument(metavar="OUT.gguf")],
     type_: Annotated[
-        str, typer.Option("--type", help="Q4_K_M, Q5_K_M or any format such as Q4_0, F16.")
+        str, typer.Option("--type", help="A preset of llama.cpp, such as Q4_K_M, Q4_0, F16.")
     ] = "Q4_K_M",
     layers: Annotated[int | None, typer.Option(min=1, help="Fewer layers than the shape.")] = None,
     vocab_size: Annotated[int | None, typer.Option(min=260, help="Another vocabulary.")] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Write OUT.gguf: random weights in the SHAPE of a known model. It talks nonsense."""
-    from martlet.scripts.shapes import find_mixture, find_shape
+    from martlet.quant.mixtures import find_preset
+    from martlet.scripts.shapes import find_shape
 
     found = find_shape(shape)
     found = dataclasses.replace(
@@ -43,14 +44,14 @@ def synthesize(
         vocab_size=vocab_size or found.vocab_size,
     )
     with byte_progress() as progress:
-        n_bytes = write_model(out, found, find_mixture(type_), seed=seed, progress=progress)
+        n_bytes = write_model(out, found, find_preset(type_), seed=seed, progress=progress)
     note(f"{out}: {n_bytes / 1e6:,.0f} MB")
 
 
 def write_model(
     path: Path,
     shape: Shape,
-    mixture: Mixture,
+    preset: Preset,
     *,
     seed: int = 0,
     progress: Progress = lambda what, done_bytes, total_bytes: None,
@@ -58,12 +59,18 @@ def write_model(
     """The file appears under its name only when it is whole. Returns its bytes."""
     import numpy as np
     from martlet.quant.formats import FORMATS
+    from martlet.quant.gguf_field import Field
     from martlet.quant.gguf_write import OutTensor, write_gguf
+    from martlet.quant.mixtures import mixture
 
     rng = np.random.Generator(np.random.SFC64(seed))
+    sizes = dict(shape.tensors())
+    values = metadata(shape, preset)
+    formats = mixture(preset, values, sizes)
+    fields = {key: Field.of(value) for key, value in values.items()}
     tensors = []
-    for name, size in shape.tensors():
-        fmt = FORMATS[mixture.format_of(name, size, shape)]
+    for name, size in sizes.items():
+        fmt = FORMATS[formats.get(name, "F32")]
         tensors.append(OutTensor(name, size, fmt, partial(random_tensor, fmt, size, rng)))
     total_bytes = sum(t.n_bytes for t in tensors)
     done_bytes = 0
@@ -73,22 +80,20 @@ def write_model(
         done_bytes += tensor.n_bytes
         progress(f"writing {tensor.format.name}", done_bytes, total_bytes)
 
-    return write_gguf(path, metadata(shape, mixture), tensors, on_tensor=written)
+    return write_gguf(path, fields, tensors, on_tensor=written)
 
 
-def metadata(shape: Shape, mixture: Mixture) -> dict[str, Field]:
-    from martlet.quant.gguf_field import Field
+def metadata(shape: Shape, preset: Preset) -> dict[str, Any]:
     from martlet.scripts.random_vocabulary import vocabulary
 
-    values = {
+    return {
         "general.architecture": shape.arch,
         "general.name": f"{shape.name} with random weights",
         "general.quantization_version": 2,
-        "general.file_type": mixture.file_type,
+        "general.file_type": preset.file_type,
         **shape.metadata(),
         **vocabulary(shape.vocab_size),
     }
-    return {key: Field.of(value) for key, value in values.items()}
 
 
 def random_tensor(fmt: Format, size: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:

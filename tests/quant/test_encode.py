@@ -1,6 +1,8 @@
 """Encoders: bytes that decode to what the search believed, errors no larger than the stock
 rounding's, bad weights refused, the same bytes for any number of threads."""
 
+from pathlib import Path
+
 import gguf
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from martlet.quant.errors import FileFormatError, UnsupportedError
 from martlet.quant.formats import FORMATS, dequantize
 from martlet.quant.grid import GRIDS, Grid, fit_block_scales, fit_blocks, pack, round_to_grid
 
+GOLDEN = Path(__file__).parents[1] / "data" / "quantizer" / "errors.npz"
 EACH = pytest.mark.parametrize("format_name", ENCODABLE)
 EACH_GRID = pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
 
@@ -199,3 +202,30 @@ def test_plain_floats_are_those_of_the_gguf_package(format_name: str) -> None:
     x = some_weights()
     theirs = gguf.quants.quantize(x, gguf.GGMLQuantizationType[format_name])
     assert (encode(x, format_name) == theirs.view(np.uint8)).all()
+
+
+def golden(importance: bool) -> list[tuple[str, int, float]]:
+    with np.load(GOLDEN) as file:
+        errors = file["weighted_errors" if importance else "errors"]
+        return [
+            (str(name), i, float(error))
+            for name, row in zip(file["formats"], errors, strict=True)
+            for i, error in enumerate(row)
+        ]
+
+
+@pytest.mark.parametrize("is_weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("format_name", GRIDS)
+def test_no_tensor_has_a_larger_error_than_llama_quantize_s(
+    format_name: str, is_weighted: bool
+) -> None:
+    """Rows of a trained model; the errors were recorded by scripts/record_quantizer.py."""
+    compared = [entry for entry in golden(is_weighted) if entry[0] == format_name]
+    with np.load(GOLDEN) as file:
+        for _, i, theirs in compared:
+            x, importance = file[f"rows{i}"], file[f"importance{i}"] if is_weighted else None
+            y = decoded(encode(x, format_name, importance, threads=1), format_name, x.shape[1])
+            rest = (x - y).astype(np.float64) ** 2
+            ours = (rest if importance is None else importance * rest).sum()
+            assert ours < 0.98 * theirs
+    assert len(compared) == 6

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 from martlet.quant.errors import MartletError
+from martlet.quant.mixtures import PRESETS
 from martlet.scripts.bench_cases import Case
 from martlet.scripts.bench_measure import measure
 from martlet.scripts.bench_open import Opened, Options, open_bench
-from martlet.scripts.shapes import MIXTURES, Shape
+from martlet.scripts.shapes import Shape
 from martlet.scripts.synthesize import write_model
 
 SHAPE = Shape("guard", "llama", 512, 1536, 4, 8, 4, 64, 4096, 512, 1e4, 1e-5)
@@ -51,7 +52,7 @@ def opened(
 ) -> Iterator[Opened]:
     isa = isa_of(unit)
     path: Path = tmp_path_factory.mktemp("guard") / "guard.gguf"
-    write_model(path, SHAPE, MIXTURES[request.param])
+    write_model(path, SHAPE, PRESETS[request.param])
     # One thread: two would also measure how soon a busy machine runs the second.
     options = Options("native", threads=1, isa=isa, buffer_bytes=64 << 20)
     with open_bench(str(path), CASES, options) as found:

@@ -10,11 +10,12 @@ from martlet.quant import whole_file
 from martlet.quant.errors import MartletError, NoSpace
 from martlet.quant.formats import FORMATS
 from martlet.quant.gguf_file import GGUFFile
+from martlet.quant.mixtures import PRESETS, mixture
 from martlet.runtime.model import load_model
 from martlet.runtime.tokenizer import Tokenizer
 from martlet.scripts.random_vocabulary import LEAST_SIZE, vocabulary
-from martlet.scripts.shapes import MIXTURES, SHAPES, Shape, find_mixture, find_shape, takes_more
-from martlet.scripts.synthesize import write_model
+from martlet.scripts.shapes import SHAPES, Shape, find_shape
+from martlet.scripts.synthesize import metadata, write_model
 
 from ..runtime.tiny import Chunk, make_step
 from .conftest import Martlet
@@ -24,16 +25,17 @@ SMALL_GEMMA = dataclasses.replace(SMALL, name="small-gemma", arch="gemma3", wind
 UNTIED = dataclasses.replace(SMALL, name="untied", is_tied=False)
 
 
-def sizes(shape_name: str, mixture: str) -> dict[str, int]:
+def sizes(shape_name: str, preset: str) -> dict[str, int]:
     shape = find_shape(shape_name)
+    tensors = dict(shape.tensors())
+    formats = mixture(PRESETS[preset], metadata(shape, PRESETS[preset]), tensors)
     return {
-        name: FORMATS[find_mixture(mixture).format_of(name, size, shape)].data_bytes(size)
-        for name, size in shape.tensors()
+        name: FORMATS[formats.get(name, "F32")].data_bytes(size) for name, size in tensors.items()
     }
 
 
 @pytest.mark.parametrize(
-    ("shape", "mixture", "mega_bytes"),
+    ("shape", "preset", "mega_bytes"),
     [
         # Sizes of the tensors in the files that llama-quantize makes of the real models.
         ("llama-1b", "Q4_K_M", 800),
@@ -44,27 +46,14 @@ def sizes(shape_name: str, mixture: str) -> dict[str, int]:
         ("gemma3-270m", "Q4_K_M", 246.6),
     ],
 )
-def test_shapes_have_the_sizes_of_real_files(shape: str, mixture: str, mega_bytes: float) -> None:
-    assert sum(sizes(shape, mixture).values()) / 1e6 == pytest.approx(mega_bytes, rel=0.002)
+def test_shapes_have_the_sizes_of_real_files(shape: str, preset: str, mega_bytes: float) -> None:
+    assert sum(sizes(shape, preset).values()) / 1e6 == pytest.approx(mega_bytes, rel=0.002)
 
 
-def test_every_third_layer_and_both_ends_take_more() -> None:
-    assert [n for n in range(16) if takes_more(n, 16)] == [0, 1, 4, 7, 10, 13, 14, 15]
-
-
-def test_rows_of_other_lengths_take_the_next_format() -> None:
-    shape, mixture = find_shape("gemma3-270m"), MIXTURES["Q4_K_M"]
-    found = {name: mixture.format_of(name, size, shape) for name, size in shape.tensors()}
-    assert found["token_embd.weight"] == "Q8_0"
-    assert found["blk.3.attn_q.weight"] == "Q5_0"
-    assert found["blk.0.ffn_down.weight"] == "Q6_K"
-    assert found["blk.0.attn_norm.weight"] == "F32"
-
-
-@pytest.mark.parametrize("mixture", MIXTURES)
-def test_every_type_loads_and_runs(tmp_path: Path, mixture: str) -> None:
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_type_loads_and_runs(tmp_path: Path, preset: str) -> None:
     path = tmp_path / "model.gguf"
-    assert write_model(path, SMALL, MIXTURES[mixture]) == path.stat().st_size
+    assert write_model(path, SMALL, PRESETS[preset]) == path.stat().st_size
     model = load_model(path, executor="reference", context=32)
     logits = model.executor.run(make_step([Chunk([1, 2, 3], 0, [0])]))
     model.close()
@@ -76,7 +65,7 @@ def test_every_type_loads_and_runs(tmp_path: Path, mixture: str) -> None:
 @pytest.mark.parametrize("shape", [SMALL_GEMMA, UNTIED], ids=lambda shape: shape.name)
 def test_every_kind_of_shape_runs(tmp_path: Path, shape: Shape) -> None:
     path = tmp_path / "model.gguf"
-    write_model(path, shape, MIXTURES["Q4_K_M"])
+    write_model(path, shape, PRESETS["Q4_K_M"])
     model = load_model(path, executor="reference", context=32)
     logits = model.executor.run(make_step([Chunk([1, 2, 3], 0, [0])]))
     assert [layer.window for layer in model.config.layers] == [shape.window] * shape.n_layers
@@ -86,7 +75,7 @@ def test_every_kind_of_shape_runs(tmp_path: Path, shape: Shape) -> None:
 
 def test_the_reader_of_the_gguf_package_agrees(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    write_model(path, SMALL, MIXTURES["Q4_K_M"])
+    write_model(path, SMALL, PRESETS["Q4_K_M"])
     reader = gguf.GGUFReader(path)
     with GGUFFile.open(path) as file:
         theirs = {tensor.name: tensor for tensor in reader.tensors}
@@ -99,7 +88,7 @@ def test_the_reader_of_the_gguf_package_agrees(tmp_path: Path) -> None:
 def test_the_same_seed_gives_the_same_file(tmp_path: Path) -> None:
     files = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        write_model(tmp_path / name, SMALL, MIXTURES["Q4_0"], seed=seed)
+        write_model(tmp_path / name, SMALL, PRESETS["Q4_0"], seed=seed)
         files.append((tmp_path / name).read_bytes())
     assert files[0] == files[1] != files[2]
 
@@ -128,7 +117,7 @@ def test_a_broken_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mon
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_model(path, SMALL, MIXTURES["Q4_0"], progress=stop)
+        write_model(path, SMALL, PRESETS["Q4_0"], progress=stop)
     assert [file.name for file in tmp_path.iterdir()] == ["model.gguf"]
     assert path.read_bytes() == b"old"
 
@@ -138,7 +127,7 @@ def test_too_small_a_disk_is_told_before_writing(
 ) -> None:
     monkeypatch.setattr(whole_file, "MARGIN_BYTES", 1 << 60)
     with pytest.raises(NoSpace, match="MiB free, the model needs"):
-        write_model(tmp_path / "model.gguf", SMALL, MIXTURES["Q4_0"])
+        write_model(tmp_path / "model.gguf", SMALL, PRESETS["Q4_0"])
     assert not list(tmp_path.iterdir())
 
 
