@@ -20,6 +20,7 @@ MEASURED = {
     "bf16": "what file and arithmetic lose together, as served with bf16 activations",
     "int8": "what file and arithmetic lose together, as served with int8 activations",
 }
+FEW_CHUNKS = 20  # whose spread is itself known to a sixth: 1 / sqrt(2 (n - 1))
 ERRORS = "± is one standard error, by bootstrap over chunks; differences have their 95 % interval"
 EXACT = "logits of both sides are computed here and compared in float64"
 SIXTEEN_BITS = (
@@ -35,6 +36,11 @@ def measured(found: Comparison) -> str:
 
 def precision(found: Comparison) -> str:
     return EXACT if found.base["kind"] == "model" else SIXTEEN_BITS
+
+
+def scope(result: Divergence, n_ctx: int) -> str:
+    few = "; so few chunks make rough errors" if result.n_chunks < FEW_CHUNKS else ""
+    return f"{result.n_chunks} chunks of {n_ctx}, {result.n_scored:,} tokens scored{few}"
 
 
 def as_json(found: Comparison) -> dict[str, Any]:
@@ -62,8 +68,7 @@ def show(found: Comparison) -> None:
     console.print(f"base  {named(found.base)}")
     for letter, test in zip(letters(results), found.tests, strict=True):
         console.print(f"{letter:4}  {named(test)}")
-    first = results[0]
-    console.print(f"{first.n_chunks} chunks of {found.n_ctx}, {first.n_scored:,} tokens scored")
+    console.print(scope(results[0], found.n_ctx))
     console.print(f"measured: {measured(found)}; {precision(found)}")
     console.print(f"{ERRORS}\n")
     table = Table("", box=None, pad_edge=False)

@@ -11,7 +11,7 @@ from typing import Any
 from martlet.scripts.bench_measure import Figure
 from martlet.scripts.comparison import Comparison
 from martlet.scripts.console import plain_console
-from martlet.scripts.kld_report import ERRORS, estimate_text, measured, named, precision
+from martlet.scripts.kld_report import ERRORS, estimate_text, measured, named, precision, scope
 from martlet.scripts.logit_stats import Divergence
 from martlet.scripts.quality_measure import Size, Speed
 
@@ -62,8 +62,8 @@ class Report:
 
     def explanations(self) -> dict[str, str]:
         """What is measured and what is calculated, and how."""
-        first, found, c = self.rows[0].divergence, self.comparison, self.conditions
-        scored = f"{first.n_chunks} chunks of {found.n_ctx}, {first.n_scored:,} tokens scored"
+        found, c = self.comparison, self.conditions
+        scored = scope(self.rows[0].divergence, found.n_ctx)
         by = named(found.tests[0]).split(" (", 1)[1].removesuffix(")")
         told = {
             "base": named(found.base),
