@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from martlet.quant.convert import Conversion
     from martlet.quant.gguf_write import OutTensor
+    from martlet.quant.mixtures import Preset
     from martlet.scripts.convert_check import LogitsCheck
 
 AS_STORED = "auto"
-FLOAT_FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32}  # general.file_type
 
 
 def convert(
@@ -42,30 +42,29 @@ def convert(
 ) -> None:
     """Write the model in CHECKPOINT_DIR as OUT.gguf, which martlet and llama.cpp read."""
     from martlet.quant.convert import read_conversion
+    from martlet.quant.mixtures import find_preset
     from martlet.scripts.convert_check import check_token_ids
     from martlet.scripts.convert_facts import reader_facts
 
     conversion = read_conversion(checkpoint, reader_facts())
     check_token_ids(conversion.checkpoint, conversion.tokenizer)
-    type_ = conversion.stored_type if type_ == AS_STORED else type_.upper()
-    formats, file_type = choose_formats(conversion, type_)
+    preset = find_preset(conversion.stored_type if type_ == AS_STORED else type_)
+    formats = choose_formats(conversion, preset)
     for text in conversion.notes:
         note(f"note: {text}")
     name = name or checkpoint.resolve().name
-    n_bytes = write_file(conversion, out, formats, file_type, name, threads)
-    result = checked(conversion, out, type_) if check else None
-    report(conversion, out, type_, n_bytes, result, as_json=as_json)
+    n_bytes = write_file(conversion, out, formats, preset.file_type, name, threads)
+    result = checked(conversion, out, preset.name) if check else None
+    report(conversion, out, preset.name, formats, n_bytes, result, as_json=as_json)
 
 
-def choose_formats(conversion: Conversion, type_: str) -> tuple[dict[str, str], int]:
-    """The format of each tensor by name, and general.file_type. Vectors are always F32."""
-    from martlet.quant.errors import UnsupportedError
+def choose_formats(conversion: Conversion, preset: Preset) -> dict[str, str]:
+    """The format of each tensor by name; what the preset leaves alone is F32."""
+    from martlet.quant.mixtures import mixture
 
-    if type_ not in FLOAT_FILE_TYPES:
-        raise UnsupportedError(f"type {type_!r} is not known; known: {', '.join(FLOAT_FILE_TYPES)}")
-    vectors = {w.name: "F32" for w in conversion.weights if len(w.shape) == 1}
-    matrices = {w.name: w.shape for w in conversion.weights if len(w.shape) > 1}
-    return {**dict.fromkeys(matrices, type_), **vectors}, FLOAT_FILE_TYPES[type_]
+    shapes = {w.name: w.shape for w in conversion.weights}
+    chosen = mixture(preset, conversion.metadata("", preset.file_type), shapes)
+    return {**dict.fromkeys(shapes, "F32"), **chosen}
 
 
 def write_file(
@@ -118,13 +117,16 @@ def report(
     conversion: Conversion,
     out: Path,
     type_: str,
+    formats: Mapping[str, str],
     n_bytes: int,
     result: LogitsCheck | None,
     *,
     as_json: bool,
 ) -> None:
+    from collections import Counter
     from math import prod
 
+    counts = Counter(formats.values())
     n_weights = sum(prod(w.shape) for w in conversion.weights)
     if as_json:
         about: dict[str, Any] = {
@@ -132,14 +134,15 @@ def report(
             "architecture": conversion.settings.family.arch,
             "type": type_,
             "n_bytes": n_bytes,
-            "n_tensors": len(conversion.weights),
+            "n_tensors": dict(counts),
             "n_weights": n_weights,
             "notes": conversion.notes,
         }
         print_json({**about, "check": asdict(result) if result else None})
         return
+    told = ", ".join(f"{n} in {name}" for name, n in counts.most_common())
     print(
-        f"{out}: {conversion.settings.family.arch} in {type_}, {len(conversion.weights)} tensors, "
+        f"{out}: {conversion.settings.family.arch} as {type_}, tensors: {told}; "
         f"{n_bytes / 1e6:,.1f} MB, {8 * n_bytes / n_weights:.2f} bits per weight"
     )
     if result:

@@ -17,8 +17,10 @@ import pytest
 from martlet.quant.checkpoint import Checkpoint
 from martlet.quant.convert import packed_weight, read_conversion
 from martlet.quant.convert_config import read_settings
+from martlet.quant.encode import encode
 from martlet.quant.errors import MartletError, NoSpace
 from martlet.quant.gguf_file import GGUFFile
+from martlet.quant.mixtures import find_preset, mixture
 from martlet.runtime.executors.choice import EXECUTORS, executor_class
 from martlet.runtime.model import load_model
 from martlet.runtime.ops import BufferKind, KvType
@@ -56,8 +58,9 @@ def folder_of(name: str) -> Path:
 
 def convert(folder: Path, out: Path, type_: str = "F32") -> Path:
     conversion = read_conversion(folder, FACTS)
-    formats, file_type = command.choose_formats(conversion, type_)
-    command.write_file(conversion, out, formats, file_type, folder.name, None)
+    preset = find_preset(type_)
+    formats = command.choose_formats(conversion, preset)
+    command.write_file(conversion, out, formats, preset.file_type, folder.name, None)
     return out
 
 
@@ -204,6 +207,32 @@ def test_fused_projections_compute_the_same(tmp_path: Path) -> None:
     assert compare_logits(conversion, convert(folder, tmp_path / "x.gguf")).is_exact
 
 
+# -- quantized ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("type_", ["Q8_0", "Q5_1", "Q4_K_M", "IQ4_NL"])
+def test_quantizing_on_the_way_is_quantizing_the_f32_file(
+    type_: str, tmp_path: Path, converted: Callable[[str], Path]
+) -> None:
+    out = convert(RECORDED / "llama", tmp_path / "out.gguf", type_)
+    preset = find_preset(type_)
+    with GGUFFile.open(out) as file, GGUFFile.open(converted("llama")) as plain:
+        shapes = {name: tensor.shape for name, tensor in plain.tensors.items()}
+        expected = mixture(preset, plain.metadata, shapes)
+        assert file.metadata["general.file_type"] == preset.file_type
+        for name, tensor in file.tensors.items():
+            assert tensor.format.name == expected.get(name, "F32")
+            values = plain.tensors[name].data.view(np.float32).reshape(-1, tensor.shape[-1])
+            assert np.array_equal(encode(values, tensor.format.name).reshape(-1), tensor.data)
+
+
+@pytest.mark.parametrize(("type_", "most_kl"), [("Q8_0", 0.002), ("Q4_K_M", 0.05)])
+def test_a_quantized_file_says_nearly_the_same(type_: str, most_kl: float, tmp_path: Path) -> None:
+    out = convert(folder_of("prose-1m-hf"), tmp_path / "out.gguf", type_)
+    result = compare_logits(read_conversion(folder_of("prose-1m-hf"), FACTS), out)
+    assert 0 < result.mean_kl < most_kl
+
+
 # -- values ---------------------------------------------------------------------------------------
 
 
@@ -277,7 +306,7 @@ def test_the_file_also_runs_as_a_script(tmp_path: Path) -> None:
         [sys.executable, str(script), *arguments], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    assert "llama in F16" in done.stdout
+    assert "llama as F16, tensors: 20 in F32, 16 in F16" in done.stdout
 
 
 def unknown_pattern(folder: Path) -> None:
