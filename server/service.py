@@ -18,7 +18,8 @@ from .facts import ModelFacts
 from .lifecycle import Lifecycle
 from .metrics import Metrics
 from .options import ServerOptions
-from .tool_formats import GENERIC, ToolFormat, told
+from .tool_formats import GENERIC, ToolFormat
+from .tool_telling import told
 from .tools import ToolUse
 
 
@@ -114,10 +115,11 @@ def chat_prompt(
     template = service.template
     if template is None:
         raise refused(f"this model has no chat template; use {instead}", code="no_template")
-    if use and template.tool_format.tells:
-        messages = told([dict(message) for message in messages], use.for_template)
-    elif use:
-        kwargs["tools"] = use.for_template
+    if use:
+        form = template.tool_format
+        messages = told([dict(message) for message in messages], use.functions, form)
+        if form.shown == "template":
+            kwargs["tools"] = use.for_template
     arguments = {**template.thinking.arguments(*effort), **kwargs}
     ids, opens = template.prompt(messages, continues=continues, **arguments)
     may_think = splits and not continues and template.thinking.shows

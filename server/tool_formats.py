@@ -7,7 +7,7 @@ how written calls are read back (tool_reader.py).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from ..runtime.grammar import json_value, literal
@@ -34,8 +34,12 @@ class ToolFormat(NamedTuple):
     between: str = ""
     """Of shape "named": between the name and its arguments."""
     id_chars: int = 24
-    tells: bool = False
-    """The template does not show tools, so a system message has to."""
+    shown: Literal["template", "system text", "system tools"] = "template"
+    """Who shows the tools: the template, the text of a system message, or the template from what a
+    system message has as `tools`."""
+    keeps_calls: bool = True
+    """The template writes calls of the history; else they are text."""
+    result_role: str = "tool"
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -43,7 +47,7 @@ class ToolFormat(NamedTuple):
 
 
 HERMES = ToolFormat("hermes", ("<tool_call>",), "object", "<tool_call>", "</tool_call>")
-GENERIC = HERMES._replace(name="generic", signs=(), tells=True)
+GENERIC = HERMES._replace(name="generic", signs=(), shown="system text", keeps_calls=False)
 LLAMA = ToolFormat(
     "llama",
     ('"name": function name, "parameters"',),
@@ -61,6 +65,25 @@ FORMATS: tuple[ToolFormat, ...] = (
         id_chars=9,
     ),
     ToolFormat("mistral", ("[TOOL_CALLS]",), "list", "[TOOL_CALLS]", id_chars=9),
+    # Granite up to 3.3, by its own template; 4 writes as Hermes does.
+    ToolFormat(
+        "granite",
+        ("<|start_of_role|>", "<|tool_call|>"),
+        "list",
+        "<|tool_call|>",
+        keeps_calls=False,
+    ),
+    # Phi-4-mini, by its tokenizer's control tokens.
+    ToolFormat(
+        "phi",
+        ("<|tool|>", "<|/tool|>", "message['tools']"),
+        "list",
+        "<|tool_call|>",
+        "<|/tool_call|>",
+        shown="system tools",
+        keeps_calls=False,
+        result_role="tool_response",
+    ),
     # Calls as XML, which nothing here reads: such a model is told of the generic form instead.
     GENERIC._replace(signs=("<tool_call>", "<function=")),
     HERMES,
@@ -80,11 +103,11 @@ def call_rules(tools: Mapping[str, Any], form: ToolFormat, marker: Marker, *, se
     """
     one = " | ".join(_call(name, schema, form, marker) for name, schema in tools.items())
     begin = marker(form.begin) if form.begin else ""
+    end = f"SPACE? {marker(form.end)}" if form.end else ""
     if form.shape == "list":
         more = '(SPACE? "," SPACE? call)* ' if several else ""
-        body, repeat = f'SPACE? "[" SPACE? call {more}SPACE? "]"', ""
+        body, repeat = f'SPACE? "[" SPACE? call {more}SPACE? "]" {end}', ""
     else:
-        end = f"SPACE? {marker(form.end)}" if form.end else ""
         body = f"SPACE? call {end}" if form.begin else "call"
         repeat = f"(SPACE? {begin} body)*" if several and begin else ""
     return f"calls: {begin} tail\ntail: body {repeat}\nbody: {body}\ncall: {one}\n{SPACE}"
@@ -115,54 +138,3 @@ def _call(name: str, schema: Any, form: ToolFormat, marker: Marker) -> str:
             "additionalProperties": False,
         }
     )
-
-
-# ---- for models whose template shows no tools ----------------------------------------------------
-
-TELLING = """\
-You may call these functions. Each is a JSON object with its name, what it does, and the JSON
-schema of its parameters:
-
-{functions}
-
-To call one, answer with this and nothing after it, once for each call:
-<tool_call>
-{{"name": FUNCTION, "arguments": OBJECT}}
-</tool_call>
-What it returns comes back between <tool_response> tags."""
-
-
-def told(messages: Sequence[Json], tools: Sequence[Json]) -> list[Json]:
-    """The conversation with the tools in its system message, and calls and results as text."""
-    functions = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
-    said = [_as_text(message) for message in messages]
-    text = TELLING.format(functions=functions)
-    if said and said[0]["role"] in ("system", "developer"):
-        first = {**said[0], "content": f"{_text(said[0].get('content'))}\n\n{text}".strip()}
-        return [first, *said[1:]]
-    return [{"role": "system", "content": text}, *said]
-
-
-def _as_text(message: Json) -> Json:
-    if message["role"] == "tool":
-        content = _text(message.get("content"))
-        return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
-    calls = message.get("tool_calls")
-    if not calls:
-        return message
-    texts = [_text(message.get("content"))]
-    for call in calls:
-        function = call["function"]
-        arguments = function.get("arguments") or {}
-        if not isinstance(arguments, str):
-            arguments = json.dumps(arguments, ensure_ascii=False)
-        head = f'{{"name": {json.dumps(function["name"])}, "arguments": {arguments}}}'
-        texts.append(f"<tool_call>\n{head}\n</tool_call>")
-    rest = {key: value for key, value in message.items() if key != "tool_calls"}
-    return {**rest, "content": "\n".join(filter(None, texts))}
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, list):
-        return "".join(part["text"] for part in content)
-    return content or ""

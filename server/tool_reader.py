@@ -177,8 +177,12 @@ class CallReader:
         return True
 
     def _gap(self, parts: list[Part]) -> bool:
-        """Whitespace behind a closed call."""
-        self._held = self._held.lstrip()
+        """Whitespace behind a closed call, and what closes a list of them."""
+        self._held = held = self._held.lstrip()
+        if self._form.shape == "list" and self._form.end:
+            if held and len(held) < len(self._form.end) and self._form.end.startswith(held):
+                return False
+            self._held = held.removeprefix(self._form.end).lstrip()
         self._state = self._text if self._held else self._gap
         return bool(self._held)
 

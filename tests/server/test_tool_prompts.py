@@ -9,6 +9,7 @@ import pytest
 
 from .scripted_engine import CHATML
 from .serving import assert_refused, chat_body, prompt_of, serving
+from .test_tools import GRANITE, PHI
 from .tool_cases import (
     HERMES,
     NOTE,
@@ -77,6 +78,27 @@ def test_a_template_without_tools_is_told_of_them() -> None:
     with official(scripted(called("note", TEXT), CHATML)) as client:
         last, _ = streamed(client, tools=TOOLS)
         assert last.finish_reason == "tool_calls"
+
+
+def test_granite_sees_calls_of_the_history_as_text() -> None:
+    prompt = prompt_for(GRANITE, messages=HISTORY, tools=TOOLS)
+    assert json.dumps(TOOLS) in prompt
+    assert (
+        f'assistant\n<|tool_call|>[{{"name": "weather", "arguments": {ROME}}}]<|im_end|>' in prompt
+    )
+    assert "<|im_start|>tool\nsunny" in prompt
+
+
+def test_phi_finds_tools_in_the_system_message() -> None:
+    functions = json.dumps([tool["function"] for tool in TOOLS])
+    prompt = prompt_for(PHI, messages=HISTORY, tools=TOOLS)
+    assert prompt.startswith(f"<|system|><|tool|>{functions}<|/tool|><|end|><|user|>hi<|end|>")
+    assert f'{{"name": "weather", "arguments": {ROME}}}]<|/tool_call|><|end|>' in prompt
+    assert prompt.endswith("<|tool_response|>sunny<|end|><|assistant|>")
+    kind = {"role": "system", "content": "Be kind."}
+    assert prompt_for(PHI, messages=[kind, *HISTORY], tools=TOOLS).startswith(
+        f"<|system|>Be kind.<|tool|>{functions}"
+    )
 
 
 def test_descriptions_never_become_control_tokens() -> None:

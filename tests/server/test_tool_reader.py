@@ -13,7 +13,9 @@ from martlet.server.parts import CallPiece
 from martlet.server.tool_formats import FORMATS, GENERIC, HERMES, LLAMA, ToolFormat, format_of
 from martlet.server.tool_reader import CallReader
 
-NAMED, MISTRAL = FORMATS[0], FORMATS[1]
+BY_NAME = {form.name: form for form in FORMATS}
+NAMED, MISTRAL = BY_NAME["mistral, named"], BY_NAME["mistral"]
+GRANITE, PHI = BY_NAME["granite"], BY_NAME["phi"]
 NAMES = ("look", "add")
 Call = tuple[str, str]
 
@@ -86,6 +88,12 @@ CASES: list[tuple[ToolFormat, str, str, list[Call]]] = [
         "",
         [("look", "{}"), ADDED],
     ),
+    (GRANITE, f"<|tool_call|>[{LOOK}, {ADD}]", "", [LOOKED, ADDED]),
+    (GRANITE, f"So. <|tool_call|> [{ADD}] and", "So.and", [ADDED]),
+    (PHI, f"<|tool_call|>[{LOOK}, {ADD}]<|/tool_call|>", "", [LOOKED, ADDED]),
+    (PHI, f"<|tool_call|>{ADD}<|/tool_call|>", "", [ADDED]),
+    (PHI, f"<|tool_call|>[{ADD}] <|/tool_call|> </x>", "</x>", [ADDED]),
+    (PHI, f"<|tool_call|>[{ADD}] <|/tool", "", [ADDED]),
     (GENERIC, "yes " + H.format(ADD), "yes", [ADDED]),
 ]
 
@@ -108,6 +116,8 @@ WORDS = [
     ADD,
     "[TOOL_CALLS]",
     "[ARGS]",
+    "<|tool_call|>",
+    "<|/tool_call|>",
     "look",
     "{",
     "}",
@@ -118,7 +128,8 @@ WORDS += ['"', "<", "[", "]", ",", '{"name": "add", "parameters": {}}', "<|pytho
 
 
 @given(
-    st.lists(st.sampled_from(WORDS), max_size=12), st.sampled_from([HERMES, LLAMA, MISTRAL, NAMED])
+    st.lists(st.sampled_from(WORDS), max_size=12),
+    st.sampled_from([HERMES, LLAMA, MISTRAL, NAMED, GRANITE, PHI]),
 )
 def test_cutting_changes_nothing(pieces: list[str], form: ToolFormat) -> None:
     whole = read(["".join(pieces)], form)
@@ -174,10 +185,13 @@ def test_formats_are_chosen_by_what_the_template_says() -> None:
         "<tool_call>\n<function=x>": "generic",
         'Respond in the format {"name": function name, "parameters": dictionary}': "llama",
         "{{ messages }}": "generic",
+        "<|start_of_role|> followed by <|tool_call|>": "granite",
+        "<|start_of_role|> <tool_call></tool_call>": "hermes",
+        "{{ '<|tool|>' + message['tools'] + '<|/tool|>' }}": "phi",
     }
     assert {source: format_of(source).name for source in said} == said
-    assert format_of("<tool_call><function=").tells
-    assert not format_of("<tool_call>").tells
+    assert format_of("<tool_call><function=").shown == "system text"
+    assert format_of("<tool_call>").shown == "template"
 
 
 def test_ids_are_such_as_templates_accept() -> None:

@@ -8,7 +8,7 @@ import pytest
 from martlet.runtime.tokenizer import Tokenizer
 from martlet.runtime.tokenizer_bpe import BYTE_OF_LETTER
 
-from .scripted_engine import END, ScriptedEngine
+from .scripted_engine import CHATML, END, SPECIALS, VOCAB_SIZE, ScriptedEngine
 from .serving import chat_body, serving
 from .tool_cases import (
     LLAMA,
@@ -96,30 +96,66 @@ def test_llama_writes_bare_json() -> None:
         assert (last.finish_reason, last.message.content) == ("stop", '{"city": "Rome"}')
 
 
-def mistral_tokenizer() -> tuple[Tokenizer, int]:
-    """One whose marker is a control token; gives its id, too."""
+def marked_tokenizer(template: str, *markers: str) -> Tokenizer:
+    """One whose markers are control tokens, from FIRST_MARKER on."""
     letters = {byte: letter for letter, byte in BYTE_OF_LETTER.items()}
-    specials = ["<s>", "<|im_start|>", "<|im_end|>", "<unk>", "[TOOL_CALLS]"]
+    specials = [*SPECIALS, *markers]
     metadata: dict[str, Any] = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": [letters[byte] for byte in range(256)] + specials,
-        "tokenizer.ggml.token_type": [1] * 256 + [3, 3, 3, 2, 3],
+        "tokenizer.ggml.token_type": [1] * 256 + [3, 3, 3, 2] + [3] * len(markers),
         "tokenizer.ggml.merges": [],
         "tokenizer.ggml.eos_token_id": END,
-        "tokenizer.chat_template": MISTRAL,
+        "tokenizer.chat_template": template,
     }
-    return Tokenizer.from_metadata(metadata), 260
+    return Tokenizer.from_metadata(metadata)
+
+
+FIRST_MARKER = VOCAB_SIZE
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_mistral_marks_calls_by_a_control_token(choice: str) -> None:
-    tokenizer, marker = mistral_tokenizer()
+    tokenizer = marked_tokenizer(MISTRAL, "[TOOL_CALLS]")
     calls = f'[{{"name": "weather", "arguments": {ROME}}}, {{"name": "note", "arguments": {TEXT}}}]'
-    ids = [marker, *b" ", *calls.encode(), END]
+    ids = [FIRST_MARKER, *b" ", *calls.encode(), END]
     engine = ScriptedEngine(lambda prompt: ids, tokenizer=tokenizer)
     with official(engine) as client:
         last, _ = streamed(client, tools=TOOLS, tool_choice=choice)
     assert last.finish_reason == "tool_calls"
     assert [c.function.arguments for c in last.message.tool_calls or []] == [ROME, TEXT]
     assert all(len(c.id) == 9 for c in last.message.tool_calls or [])
+
+
+# As Granite 3's and Phi-4-mini's templates have it, in short.
+GRANITE = (
+    "{% if tools %}<|start_of_role|>available_tools{{ tools | tojson }}{% endif %}"
+    "{# <|tool_call|> #}" + CHATML
+)
+PHI = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+    "{% if 'tools' in m %}<|tool|>{{ m.tools }}<|/tool|>{# message['tools'] #}{% endif %}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+CALLED = f'{{"name": "weather", "arguments": {ROME}}}'
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize(("template", "closes"), [(GRANITE, False), (PHI, True)])
+def test_granite_and_phi_write_lists_behind_a_control_token(
+    template: str, closes: bool, choice: str
+) -> None:
+    tokenizer = marked_tokenizer(template, "<|tool_call|>", "<|/tool_call|>")
+    calls = f'[{CALLED}, {{"name": "note", "arguments": {TEXT}}}]'
+    ids = [FIRST_MARKER, *calls.encode(), *([FIRST_MARKER + 1] if closes else []), END]
+    engine = ScriptedEngine(lambda prompt: ids, tokenizer=tokenizer)
+    with official(engine) as client:
+        whole = client.chat.completions.create(
+            model="tiny", messages=MESSAGES, tools=TOOLS, tool_choice=choice
+        )
+        last, _ = streamed(client, tools=TOOLS, tool_choice=choice)
+    for found in (last, whole.choices[0]):
+        assert found.finish_reason == "tool_calls"
+        assert [c.function.arguments for c in found.message.tool_calls or []] == [ROME, TEXT]
+        assert not found.message.content
