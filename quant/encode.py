@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
@@ -40,12 +41,14 @@ def encode(
     importance: np.ndarray | None = None,
     *,
     threads: int | None = None,
+    first_row: int = 0,
 ) -> np.ndarray:
     """float32 (rows, cols) to uint8 (rows, row_bytes) of `format_name`.
 
     importance, float32 (cols,), says how much the squared error of each column counts, as the mean
     square of the input that meets it; None: all alike. Block formats minimise Σ importance·error²
     block by block. The same bytes come out whatever the number of threads (None: all cores).
+    first_row is what messages count the first row as, for callers that encode a matrix in parts.
     Raises BadWeights with the place of a weight that cannot be stored, FileFormatError where cols
     is no multiple of the block, UnsupportedError for an unknown format.
     """
@@ -55,26 +58,33 @@ def encode(
         )
     rows, cols = values.shape
     row_bytes = FORMATS[format_name].data_bytes((cols,))
-    largest = _PLAIN[format_name][1] if format_name in _PLAIN else LARGEST_HALF
     weights = None if importance is None else _checked_importance(importance, cols)
     out = np.empty((rows, row_bytes), np.uint8)
+
+    def one_piece(start: int, stop: int) -> None:
+        piece = np.ascontiguousarray(values[start:stop], np.float32)
+        check_weights(piece, format_name, first_row + start)
+        out[start:stop] = _encode_piece(piece, format_name, weights)
+
+    for_pieces(rows, cols, one_piece, threads)
+    return out
+
+
+def for_pieces(
+    rows: int, cols: int, work: Callable[[int, int], Any], threads: int | None = None
+) -> list[Any]:
+    """Calls work(first row, row behind the last) for pieces of a matrix; its results in order.
+
+    The pieces do not depend on the number of threads. The first failure in order is raised.
+    """
     step = max(1, PIECE_WEIGHTS // cols)
-
-    def one_piece(start: int) -> None:
-        piece = np.ascontiguousarray(values[start : start + step], np.float32)
-        _check_weights(piece, largest, start, format_name)
-        out[start : start + step] = _encode_piece(piece, format_name, weights)
-
     starts = range(0, rows, step)
+    stops = [min(start + step, rows) for start in starts]
     n_threads = min(threads or os.cpu_count() or 1, len(starts))
     if n_threads <= 1:
-        for start in starts:
-            one_piece(start)
-        return out
+        return list(map(work, starts, stops))
     with ThreadPoolExecutor(n_threads) as pool:
-        for _ in pool.map(one_piece, starts):  # raises the first failure in order of rows
-            pass
-    return out
+        return list(pool.map(work, starts, stops))
 
 
 def _encode_piece(piece: np.ndarray, format_name: str, weights: np.ndarray | None) -> np.ndarray:
@@ -91,17 +101,23 @@ def _checked_importance(importance: np.ndarray, cols: int) -> np.ndarray:
         raise FileFormatError(
             f"importance has shape {importance.shape}, the matrix has {cols} columns"
         )
-    if not np.isfinite(importance).all() or importance.min() < 0:
-        at = int(np.flatnonzero(~np.isfinite(importance) | (importance < 0))[0])
-        raise FileFormatError(f"importance of column {at} is {importance[at]}, must be ≥ 0")
-    return np.asarray(importance, np.float32)
+    weights = np.asarray(importance, np.float32)
+    is_bad = ~(np.isfinite(weights) & (weights >= 0))
+    if is_bad.any():
+        at = int(np.argmax(is_bad))
+        raise FileFormatError(
+            f"importance of column {at} is {importance[at]}, must be ≥ 0 and finite"
+        )
+    return weights
 
 
-def _check_weights(piece: np.ndarray, largest: float, start: int, format_name: str) -> None:
+def check_weights(piece: np.ndarray, format_name: str, first_row: int = 0) -> None:
+    """Raises BadWeights for the first of float32 (rows, cols) that the format cannot hold."""
+    largest = _PLAIN[format_name][1] if format_name in _PLAIN else LARGEST_HALF
     # NaN compares false; one pass decides, the place is searched only when there is one.
     if np.abs(piece).max(initial=0) <= largest:
         return
     row, col = np.argwhere(~(np.abs(piece) <= largest))[0]
     value = piece[row, col]
     reason = f"{format_name} holds up to {largest:g}" if np.isfinite(value) else "not finite"
-    raise BadWeights(f"weight [{start + row}, {col}] is {value}: {reason}")
+    raise BadWeights(f"weight [{first_row + row}, {col}] is {value}: {reason}")

@@ -21,6 +21,7 @@ from martlet.scripts.kld import kld
 from martlet.scripts.perplexity import perplexity
 from martlet.scripts.pull import pull
 from martlet.scripts.quality import quality
+from martlet.scripts.quantize import quantize
 from martlet.scripts.run import run
 from martlet.scripts.serve import serve
 from martlet.scripts.soak import soak
@@ -41,6 +42,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "convert": convert,
     "bench": bench,
     "bench-peers": bench_peers,
+    "quantize": quantize,
     "synthesize": synthesize,
     "soak": soak,
 }

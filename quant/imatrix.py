@@ -1,0 +1,103 @@
+"""Importance from llama.cpp's imatrix files: how much the error of each input channel counts.
+
+Owns: both forms of the file, the GGUF one and the older `.dat`. Must not know: formats of weights,
+or what is done with the numbers. Layouts: llama.cpp's `common/imatrix-loader.cpp`.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+
+from .errors import FileFormatError
+from .formats import dequantize
+from .gguf_file import GGUFFile
+
+_SUMS, _COUNTS = ".in_sum2", ".counts"
+_MAX_NAME_BYTES = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class Imatrix:
+    """E[x_j²] of every input channel j of each tensor: float32 (matrices, cols).
+
+    A tensor has one matrix, or one for each expert.
+    """
+
+    importance: dict[str, np.ndarray]
+    datasets: list[str]
+    n_chunks: int
+
+
+def read_imatrix(path: str | PathLike[str]) -> Imatrix:
+    """Raises FileFormatError for a file of neither form."""
+    path = Path(path)
+    with open(path, "rb") as file:
+        is_gguf = file.read(4) == b"GGUF"
+    return _read_gguf(path) if is_gguf else _read_legacy(path)
+
+
+def _read_gguf(path: Path) -> Imatrix:
+    with GGUFFile.open(path) as file:
+        if file.metadata.get("general.type") != "imatrix":
+            raise FileFormatError(f"{path}: is a GGUF file, but not an imatrix")
+        values = {t.name: dequantize(t.data, t.format, t.shape) for t in file.tensors.values()}
+        importance = {}
+        for name in (name for name in values if name.endswith(_SUMS)):
+            tensor = name.removesuffix(_SUMS)
+            sums, counts = values[name], values.get(tensor + _COUNTS)
+            if counts is None or sums.ndim != 2 or counts.size != len(sums):
+                raise FileFormatError(f"{path}: {name} {sums.shape} has no counts for its matrices")
+            counts = counts.reshape(-1, 1)
+            # An expert that no token reached says nothing: even importance.
+            seen = np.where(counts > 0, counts, 1)
+            importance[tensor] = np.where(counts > 0, sums / seen, np.float32(1))
+        return Imatrix(
+            _checked(path, importance),
+            list(file.metadata.get("imatrix.datasets", [])),
+            int(file.metadata.get("imatrix.chunk_count", 0)),
+        )
+
+
+def _read_legacy(path: Path) -> Imatrix:
+    """int32 count; for each: int32 length, name, int32 calls, int32 n, float32 sums (n); then, may
+    be absent, int32 chunks, int32 length, data set. What is divided by the calls is the mean."""
+    raw = path.read_bytes()
+    at = 0
+
+    def take(n_bytes: int) -> bytes:
+        nonlocal at
+        if not 0 <= n_bytes <= len(raw) - at:
+            raise FileFormatError(
+                f"{path}: is no imatrix: {n_bytes} bytes wanted at byte {at} of {len(raw)}"
+            )
+        at += n_bytes
+        return raw[at - n_bytes : at]
+
+    def number() -> int:
+        return int(struct.unpack("<i", take(4))[0])
+
+    def text() -> str:
+        return take(min(number(), _MAX_NAME_BYTES)).decode("utf-8", "replace")
+
+    importance = {}
+    for _ in range(number()):
+        name, calls, n = text(), number(), number()
+        sums = np.frombuffer(take(4 * n), "<f4").astype(np.float32)
+        importance[name] = (sums / max(calls, 1)).reshape(1, -1)
+    n_chunks = number() if at < len(raw) else 0
+    datasets = [text()] if at < len(raw) else []
+    return Imatrix(_checked(path, importance), datasets, n_chunks)
+
+
+def _checked(path: Path, importance: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    if not importance:
+        raise FileFormatError(f"{path}: holds no importance of any tensor")
+    for name, values in importance.items():
+        if not (np.isfinite(values) & (values >= 0)).all():
+            raise FileFormatError(f"{path}: the importance of {name} is not all finite and ≥ 0")
+    return importance

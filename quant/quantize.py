@@ -1,0 +1,178 @@
+"""A model file in other formats: reads a GGUF file tensor by tensor, encodes, writes another.
+
+Owns: what is copied and what is encoded, and the account of what was lost. Must not know: how the
+formats were chosen (`mixtures.py` and others make the `Plan`), how blocks are fitted, how a file
+is laid out. Memory holds one encoded tensor and a few pieces of its rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from .encode import BadWeights, check_weights, encode, for_pieces
+from .errors import FileFormatError
+from .formats import FORMATS, Format, dequantize
+from .gguf_field import Field
+from .gguf_file import GGUFFile, GGUFTensor
+from .gguf_part import read_stored_fields
+from .gguf_write import OutTensor, write_gguf
+
+QUANTIZATION_VERSION = 2  # of the block formats, as ggml counts
+_SPLIT_PREFIX = "split."
+
+# Weights float32 (rows, cols) to the bytes of all of them, uint8 (rows, row_bytes).
+Encoder = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What becomes of a model's tensors.
+
+    Tensors without an entry in `formats` are copied, as are those that have the format already.
+    Importance is float32 (cols,), or (matrices, cols) for a stack of matrices. A tensor with an
+    entry in `encoders` is encoded by that in one call, which must yield its format.
+    """
+
+    formats: Mapping[str, str]
+    file_type: int  # general.file_type
+    importance: Mapping[str, np.ndarray] = field(default_factory=dict)
+    fields: Mapping[str, Field] = field(default_factory=dict)  # further metadata
+    encoders: Mapping[str, Encoder] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TensorReport:
+    name: str
+    shape: tuple[int, ...]
+    source: str  # format
+    format: str
+    n_bytes: int
+    relative_rmse: float  # √(Σ error² / Σ weight²); 0 for a copy
+
+    @property
+    def n_weights(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def is_requantized(self) -> bool:
+        """Its source was rounded to blocks before, so the losses of both add up."""
+        return self.source != self.format and FORMATS[self.source].block > 1
+
+
+def target_format(tensor: GGUFTensor, plan: Plan) -> Format:
+    return FORMATS[plan.formats.get(tensor.name, tensor.format.name)]
+
+
+def quantize_file(
+    source: GGUFFile,
+    out: str | PathLike[str],
+    plan: Plan,
+    *,
+    threads: int | None = None,
+    on_tensor: Callable[[TensorReport], None] | None = None,
+) -> list[TensorReport]:
+    """Writes `out` whole or not at all; its bytes depend on neither threads nor time.
+
+    Raises FileFormatError where the plan does not fit the file, BadWeights naming tensor and
+    place for weights that are not finite, NoSpace.
+    """
+    check_plan(source, plan)
+    reports: dict[str, TensorReport] = {}
+
+    def data_of(tensor: GGUFTensor) -> np.ndarray:
+        data, rmse = _encoded(tensor, plan, threads)
+        fmt = target_format(tensor, plan)
+        reports[tensor.name] = TensorReport(
+            tensor.name, tensor.shape, tensor.format.name, fmt.name, data.nbytes, rmse
+        )
+        return data
+
+    def written(tensor: OutTensor) -> None:
+        source.drop_pages()
+        if on_tensor is not None:
+            on_tensor(reports[tensor.name])
+
+    fields = read_stored_fields(source.metadata_path)
+    fields = {key: value for key, value in fields.items() if not key.startswith(_SPLIT_PREFIX)}
+    fields |= {
+        "general.file_type": Field.uint32(plan.file_type),
+        "general.quantization_version": Field.uint32(QUANTIZATION_VERSION),
+        **plan.fields,
+    }
+    tensors = [
+        OutTensor(tensor.name, tensor.shape, target_format(tensor, plan), partial(data_of, tensor))
+        for tensor in source.tensors.values()
+    ]
+    write_gguf(out, fields, tensors, on_tensor=written)
+    return list(reports.values())
+
+
+def check_plan(source: GGUFFile, plan: Plan) -> None:
+    """Everything that can be refused before a weight is read."""
+    for name in (*plan.formats, *plan.encoders):
+        if name not in source.tensors:
+            raise FileFormatError(f"{source.path}: has no tensor {name!r}, which the plan names")
+    for tensor in source.tensors.values():
+        try:
+            target_format(tensor, plan).data_bytes(tensor.shape)
+        except FileFormatError as error:
+            raise FileFormatError(f"tensor {tensor.name!r}: {error}") from None
+        importance = plan.importance.get(tensor.name)
+        if importance is not None and importance.shape not in _importance_shapes(tensor.shape):
+            raise FileFormatError(
+                f"importance of {tensor.name!r} has shape {importance.shape}, the tensor"
+                f" {tensor.shape}; was it made for another model?"
+            )
+
+
+def _importance_shapes(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    cols, stack = shape[-1], math.prod(shape[:-2])
+    return [(cols,), (1, cols), (stack, cols)]
+
+
+def _encoded(tensor: GGUFTensor, plan: Plan, threads: int | None) -> tuple[np.ndarray, float]:
+    """The bytes of a tensor in its new format, uint8 (n_bytes,), and the relative RMSE."""
+    fmt = target_format(tensor, plan)
+    cols = tensor.shape[-1]
+    rows = tensor.n_weights // cols
+    data = tensor.data.reshape(rows, -1)
+    is_copy = fmt is tensor.format and tensor.name not in plan.encoders
+    if is_copy:
+        out = data
+    elif tensor.name in plan.encoders:
+        values = dequantize(tensor.data, tensor.format, (rows, cols))
+        out = plan.encoders[tensor.name](values).reshape(rows, fmt.data_bytes((cols,)))
+    else:
+        out = np.empty((rows, fmt.data_bytes((cols,))), np.uint8)
+    importance = plan.importance.get(tensor.name)
+    stack = np.empty((1, 0)) if importance is None else importance.reshape(-1, cols)
+    stack_rows = rows // len(stack)
+    sums = np.zeros(2)
+    for k, weights in enumerate(stack):
+
+        def one_piece(start: int, stop: int, first: int = k * stack_rows, w: Any = weights) -> Any:
+            at = slice(first + start, first + stop)
+            x = dequantize(data[at].reshape(-1), tensor.format, (stop - start, cols))
+            try:
+                if is_copy:
+                    check_weights(x, fmt.name, at.start)
+                    return np.zeros(2)
+                if tensor.name not in plan.encoders:
+                    out[at] = encode(
+                        x, fmt.name, w if w.size else None, threads=1, first_row=at.start
+                    )
+            except BadWeights as error:
+                raise BadWeights(f"tensor {tensor.name!r}: {error}") from None
+            y = dequantize(out[at].reshape(-1), fmt, x.shape)
+            return np.array([np.vdot(x - y, x - y), np.vdot(x, x)], np.float64)
+
+        for piece_sums in for_pieces(stack_rows, cols, one_piece, threads):
+            sums += piece_sums
+    return out.reshape(-1), math.sqrt(sums[0] / sums[1]) if sums[1] else 0.0

@@ -1,0 +1,217 @@
+"""`martlet quantize`: a GGUF file in other formats, with an account of what was lost.
+Owns the options and the report; formats are chosen in quant.mixtures, written in quant.quantize."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from martlet.quant.errors import FileFormatError
+from martlet.scripts import options
+from martlet.scripts.console import byte_progress, note, print_json
+
+if TYPE_CHECKING:
+    from martlet.quant.gguf_field import Field
+    from martlet.quant.gguf_file import GGUFFile
+    from martlet.quant.imatrix import Imatrix
+    from martlet.quant.mixtures import Overrides, Preset
+    from martlet.quant.quantize import Plan, TensorReport
+
+
+def quantize(
+    source: Annotated[Path, typer.Argument(metavar="IN.gguf", exists=True, dir_okay=False)],
+    out: Annotated[Path, typer.Argument(metavar="OUT.gguf")],
+    type_: Annotated[
+        str, typer.Option("--type", help="A preset of llama.cpp: Q4_K_M, Q4_0, IQ4_XS, F16 …")
+    ],
+    pure: Annotated[bool, typer.Option(help="Every matrix the same format, no mixture.")] = False,
+    tensor_type: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="REGEX=FORMAT",
+            help="Tensors whose name matches take this format; the first that matches counts.",
+        ),
+    ] = None,
+    output_tensor_type: Annotated[
+        str | None, typer.Option(metavar="FORMAT", help="Of the output projection.")
+    ] = None,
+    token_embedding_type: Annotated[
+        str | None, typer.Option(metavar="FORMAT", help="Of the token embedding.")
+    ] = None,
+    imatrix: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="Importance of channels, from llama.cpp."),
+    ] = None,
+    threads: options.ThreadsOption = None,
+    dry_run: Annotated[
+        bool, typer.Option(help="Show what would be written, and its size.")
+    ] = False,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Write OUT.gguf: the model IN.gguf with its matrices in other formats."""
+    from martlet.quant.gguf_file import GGUFFile
+    from martlet.quant.imatrix import read_imatrix
+    from martlet.quant.mixtures import Overrides, find_preset
+    from martlet.quant.quantize import check_plan, quantize_file
+
+    preset = find_preset(type_)
+    overrides = Overrides(
+        patterns=parse_patterns(tensor_type or []),
+        output=output_tensor_type and known_format(output_tensor_type),
+        embedding=token_embedding_type and known_format(token_embedding_type),
+        is_pure=pure,
+    )
+    if out.exists() and out.samefile(source):
+        raise typer.BadParameter("OUT.gguf is IN.gguf; name another file")
+    importance = None if imatrix is None else read_imatrix(imatrix)
+    with GGUFFile.open(source) as file:
+        plan = make_plan(file, preset, overrides, importance, imatrix)
+        check_plan(file, plan)
+        warn_of_requantizing(file, plan)
+        if dry_run:
+            reports = planned(file, plan)
+        else:
+            total_bytes = sum(report.n_bytes for report in planned(file, plan))
+            with byte_progress() as progress:
+                done_bytes = 0
+
+                def written(report: TensorReport) -> None:
+                    nonlocal done_bytes
+                    done_bytes += report.n_bytes
+                    progress(f"{report.name} {report.format}", done_bytes, total_bytes)
+
+                reports = quantize_file(file, out, plan, threads=threads, on_tensor=written)
+    show(reports, None if dry_run else out, preset, as_json)
+
+
+def parse_patterns(given: Sequence[str]) -> list[tuple[str, str]]:
+    import re
+
+    patterns = []
+    for text in given:
+        pattern, equals, format_name = text.rpartition("=")
+        if not equals or not pattern:
+            raise typer.BadParameter(f"{text!r} is not REGEX=FORMAT, as in 'attn_v=Q8_0'")
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise typer.BadParameter(f"{pattern!r} is no regular expression: {error}") from None
+        patterns.append((pattern, known_format(format_name)))
+    return patterns
+
+
+def known_format(text: str) -> str:
+    from martlet.quant.encode import ENCODABLE
+
+    if text.upper() not in ENCODABLE:
+        raise typer.BadParameter(f"no format is called {text!r}; there are {', '.join(ENCODABLE)}")
+    return text.upper()
+
+
+def make_plan(
+    file: GGUFFile,
+    preset: Preset,
+    overrides: Overrides,
+    imatrix: Imatrix | None,
+    imatrix_path: Path | None,
+) -> Plan:
+    from martlet.quant.mixtures import mixture
+    from martlet.quant.quantize import Plan
+
+    shapes = {tensor.name: tensor.shape for tensor in file.tensors.values()}
+    has_imatrix = imatrix is not None
+    formats = mixture(preset, file.metadata, shapes, has_imatrix=has_imatrix, overrides=overrides)
+    if imatrix is None or imatrix_path is None:
+        return Plan(formats, preset.file_type)
+    importance = {k: v for k, v in imatrix.importance.items() if k in shapes}
+    if not importance:
+        example = next(iter(imatrix.importance))
+        raise FileFormatError(
+            f"{imatrix_path}: names no tensor of {file.path} (it has {example!r}); it was made for"
+            " another model"
+        )
+    return Plan(formats, preset.file_type, importance, imatrix_fields(imatrix, imatrix_path))
+
+
+def imatrix_fields(imatrix: Imatrix, path: Path) -> dict[str, Field]:
+    """What llama-quantize notes of the imatrix; the file's name without its folder."""
+    from martlet.quant.gguf_field import Field
+
+    values = {
+        "quantize.imatrix.file": path.name,
+        "quantize.imatrix.dataset": imatrix.datasets[0] if imatrix.datasets else "",
+        "quantize.imatrix.entries_count": len(imatrix.importance),
+        "quantize.imatrix.chunks_count": imatrix.n_chunks,
+    }
+    return {key: Field.of(value) for key, value in values.items()}
+
+
+def planned(file: GGUFFile, plan: Plan) -> list[TensorReport]:
+    """The report before anything was encoded: sizes are exact, errors are unknown (0)."""
+    from martlet.quant.quantize import TensorReport, target_format
+
+    reports = []
+    for t in file.tensors.values():
+        fmt = target_format(t, plan)
+        n_bytes = fmt.data_bytes(t.shape)
+        reports.append(TensorReport(t.name, t.shape, t.format.name, fmt.name, n_bytes, 0.0))
+    return reports
+
+
+def warn_of_requantizing(file: GGUFFile, plan: Plan) -> None:
+    again = [report for report in planned(file, plan) if report.is_requantized]
+    if again:
+        formats = ", ".join(sorted({report.source for report in again}))
+        note(
+            f"WARNING: {len(again)} tensors of {file.path} are quantized already ({formats}): the"
+            " losses add up. Quantize the original (F32, F16, BF16) where you can get it."
+        )
+
+
+def show(reports: list[TensorReport], out: Path | None, preset: Preset, as_json: bool) -> None:
+    total_bytes = sum(report.n_bytes for report in reports)
+    n_weights = sum(report.n_weights for report in reports)
+    summary: dict[str, Any] = {
+        "type": preset.name,
+        "tensor_bytes": total_bytes,
+        "bits_per_weight": round(8 * total_bytes / n_weights, 3),
+        "file": str(out) if out else None,
+        "file_bytes": out.stat().st_size if out else None,
+    }
+    if as_json:
+        tensors = [
+            {
+                "name": r.name,
+                "shape": list(r.shape),
+                "from": r.source,
+                "to": r.format,
+                "bytes": r.n_bytes,
+                "bits_per_weight": round(8 * r.n_bytes / r.n_weights, 3),
+                "relative_rmse": r.relative_rmse if out else None,
+            }
+            for r in reports
+        ]
+        print_json({**summary, "tensors": tensors})
+        return
+    width = max(len(report.name) for report in reports)
+    print(f"{'tensor':{width}}  {'from':>6}  {'to':>6}  {'bytes':>13}  {'bits/w':>6}  rel. RMSE")
+    for r in reports:
+        bits = 8 * r.n_bytes / r.n_weights
+        lost = f"  {r.relative_rmse:.5f}" if r.source != r.format and out else ""
+        print(
+            f"{r.name:{width}}  {r.source:>6}  {r.format:>6}  {r.n_bytes:>13,}  {bits:>6.3f}{lost}"
+        )
+    size = f"{out}: {summary['file_bytes']:,} bytes, " if out else ""
+    print(
+        f"{size}{total_bytes:,} bytes of tensors, {summary['bits_per_weight']:.3f} bits per weight"
+        f" ({preset.name})"
+    )
+
+
+if __name__ == "__main__":
+    from martlet.scripts.cli import main
+
+    main(["quantize", *sys.argv[1:]])
