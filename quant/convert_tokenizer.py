@@ -101,17 +101,20 @@ class _RoleFiles:
         return next(self.candidates(role), None)
 
     def candidates(self, role: str) -> Iterator[int]:
-        """Every id that any file gives to the role, the most trusted first."""
+        """Every id that the role has for the tokenizer, then those it has for the model: of
+        generation_config.json, and only where that is silent of config.json, whose value may be
+        its class's default."""
         for file in self._texts:
-            named = file.get(f"{role}_token")
-            text = named.get("content") if isinstance(named, dict) else named
+            entry = file.get(f"{role}_token")
+            text = entry.get("content") if isinstance(entry, dict) else entry
             if isinstance(text, str) and text in self.ids:
                 yield self.ids[text]
         for numbers in self._numbers:
             value = numbers.get(f"{role}_token_id")
-            for id_ in value if isinstance(value, list) else [value]:
-                if id_ is not None and id_ != -1:
-                    yield self._checked(role, id_)
+            ids = value if isinstance(value, list) else [value]
+            if named := [self._checked(role, id_) for id_ in ids if id_ not in (None, -1)]:
+                yield from named
+                return
 
     def _checked(self, role: str, id_: Any) -> int:
         if not isinstance(id_, int) or isinstance(id_, bool) or not 0 <= id_ < len(self.texts):

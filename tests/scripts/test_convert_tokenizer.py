@@ -139,7 +139,8 @@ def byte_fallback_json(folder: Path, normalizer: Any, cutter: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prepends", "metaspace"), [(True, None), (False, None), (False, "first"), (False, "never")]
+    ("prepends", "metaspace"),
+    [(True, None), (False, None), (False, "first"), (False, "never"), (False, "split")],
 )
 def test_byte_fallback_without_its_sentencepiece_model(
     tmp_path: Path, prepends: bool, metaspace: str | None
@@ -147,11 +148,14 @@ def test_byte_fallback_without_its_sentencepiece_model(
     folder = copied("mistral", tmp_path)
     norm, pre = tokenizers.normalizers, tokenizers.pre_tokenizers
     steps = [norm.Prepend("▁")] * prepends + [norm.Replace(" ", "▁")]
-    byte_fallback_json(
-        folder,
-        norm.Sequence(steps) if metaspace is None else None,
-        metaspace and pre.Metaspace(prepend_scheme=metaspace, split=False),
-    )
+    if metaspace == "split":  # as Gemma's: at spaces, of which none are left by then
+        byte_fallback_json(folder, norm.Replace(" ", "▁"), pre.Split(" ", "merged_with_previous"))
+    else:
+        byte_fallback_json(
+            folder,
+            norm.Sequence(steps) if metaspace is None else None,
+            metaspace and pre.Metaspace(prepend_scheme=metaspace, split=False),
+        )
     metadata = convert(folder)
     assert metadata["tokenizer.ggml.model"] == "llama"
     assert metadata["tokenizer.ggml.add_space_prefix"] == (prepends or metaspace == "first")
@@ -227,6 +231,13 @@ def test_roles_and_every_end_token() -> None:
     assert roles(metadata) == {"bos": "<|endoftext|>", "eos": "<|im_end|>", "eot": "<|eot_id|>"}
     tokenizer = Tokenizer.from_metadata(metadata)
     assert {tokenizer.token_text(i) for i in tokenizer.eog_ids} >= {"<|im_end|>", "<|eot_id|>"}
+
+
+def test_the_model_ends_as_generation_config_says_else_as_config_does(tmp_path: Path) -> None:
+    folder = copied("gemma3", tmp_path)  # whose config.json says 1, the default of its class
+    assert {"eos": "</s>", "eot": "<end_of_turn>"}.items() <= roles(convert(folder)).items()
+    (folder / "generation_config.json").unlink()
+    assert {"eos": "</s>", "eot": "<s>"}.items() <= roles(convert(folder)).items()
 
 
 def test_end_tokens_of_unknown_texts_go_before_known_ones(tmp_path: Path) -> None:
