@@ -129,16 +129,18 @@ class Engine:
         reads_cache: bool = True,
         service: Service = "interactive",
         deadline_ms: float | None = None,
+        arrived_ns: int | None = None,
     ) -> Request:
         """Accepts a request or raises RequestError, ContextTooLong or QueueFull at once.
 
         constraint: limits this request's output, and ends it once nothing may follow. show_ids:
         control tokens that appear in the text. cache_salt: prefixes are shared among requests of
-        one salt. reads_cache False computes every row of the prompt. deadline_ms: from now; a
-        request unfinished then ends for that reason.
+        one salt. reads_cache False computes every row of the prompt. deadline_ms: from arrival; a
+        request unfinished then ends for that reason. arrived_ns: of time.monotonic_ns, when its
+        owner got it; None for now.
         on_event is called from the engine thread and must return quickly.
         """
-        arrived_ns = time.monotonic_ns()
+        arrived_ns = time.monotonic_ns() if arrived_ns is None else arrived_ns
         check_terms(service, deadline_ms)
         check_constraint(constraint, params)
         prompt = checked_prompt(prompt_ids, params, vocab_size=self._tokenizer.vocab_size)

@@ -38,7 +38,7 @@ class Timings:
     """
 
     queue_ms: float
-    """From arrival in `submit` to the first step that holds a row of the request."""
+    """From arrival, at its owner or else in `submit`, to the first step that holds a row of it."""
     prefill_ms: float
     """From then until the first output token was drawn."""
     decode_ms: float

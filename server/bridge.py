@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ class EngineLike(Protocol):
         cache_salt: bytes = b"",
         constraint: Constraint | None = None,
         show_ids: frozenset[int] = frozenset(),
+        arrived_ns: int | None = None,
     ) -> Any: ...
 
     def cancel(self, request_id: str) -> None: ...
@@ -165,9 +167,12 @@ class Job:
         observe: Callable[[int, Event], None] = lambda index, event: None,
         courier: Courier | None = None,
         max_unread: int = 4096,
+        arrived_ns: int | None = None,
     ) -> None:
+        """arrived_ns: of time.monotonic_ns, when the HTTP request was here; None for now."""
         self.job_id = job_id
         self._max_unread = max_unread
+        self._arrived_ns = time.monotonic_ns() if arrived_ns is None else arrived_ns
         self._is_overrun = False
         self.loop = asyncio.get_running_loop()
         self._engine = engine
@@ -190,6 +195,7 @@ class Job:
                     on_event,
                     request_id=request_id,
                     constraint=ask.constraint,
+                    arrived_ns=self._arrived_ns,
                     **ask.terms._asdict(),
                 )
         except BaseException:

@@ -121,6 +121,7 @@ async def generate(service: Service, route: Route, request: Request) -> Response
         body = await request.body()
     except ClientDisconnect:
         return Response(status_code=CLIENT_GONE)
+    arrived_ns = time.monotonic_ns()
     tenant = getattr(request.state, "tenant", b"")
     prepared = await asyncio.to_thread(prepare, service, route, body, tenant)
     is_stream = prepared.request.is_stream
@@ -128,7 +129,8 @@ async def generate(service: Service, route: Route, request: Request) -> Response
     request.state.choices = reply.choices  # for the access log
     writer = route.writer(reply)
     watch = service.metrics.watch(is_stream)
-    job = Job(service.engine, reply.id, watch, service.courier, service.options.max_unread)
+    unread = service.options.max_unread
+    job = Job(service.engine, reply.id, watch, service.courier, unread, arrived_ns)
     headers = ignored_header(prepared.ignored)
     patience = service.options.patience
     try:

@@ -44,7 +44,7 @@ HISTOGRAMS: tuple[tuple[str, str, tuple[float, ...], Callable[[FinishEvent], flo
 HISTOGRAMS = (
     (
         "martlet_request_queue_seconds",
-        "From arrival to the first step that holds a row of the request.",
+        "From arrival (the body is read) to the first step that holds a row of the request.",
         PHASE_BUCKETS,
         lambda end: end.timings.queue_ms,
     ),

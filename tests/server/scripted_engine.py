@@ -140,6 +140,7 @@ class ScriptedEngine:
         cache_salt: bytes = b"",
         constraint: Constraint | None = None,
         show_ids: frozenset[int] = frozenset(),
+        arrived_ns: int | None = None,
     ) -> Running:
         n_prompt = len(prompt_ids)
         if n_prompt >= self.context:
@@ -153,7 +154,8 @@ class ScriptedEngine:
             if n >= self.max_unfinished:
                 raise QueueFull(f"{n} unfinished", unfinished=n, limit=self.max_unfinished)
             name = request_id or f"r{len(self.requests)}"
-            request = Running(name, list(prompt_ids), params, on_event, time.monotonic_ns())
+            arrived_ns = arrived_ns or time.monotonic_ns()
+            request = Running(name, list(prompt_ids), params, on_event, arrived_ns)
             request.constraint, request.show_ids = constraint, show_ids
             self.requests.append(request)
         threading.Thread(target=self._serve, args=(request,), daemon=True).start()
