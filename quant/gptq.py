@@ -25,7 +25,7 @@ from .grid import BlockScales, Grid, find_grid, fit_blocks, pack
 
 PIECE_ROWS = 128  # rows that a thread takes at a time; fixed, so that bytes are the same for all
 DAMPING = 0.01  # of the mean diagonal, on top of it
-SHRINKAGES = (0.1, 0.3, 0.6)  # candidates; 1 is rounding without feedback
+SHRINKAGES = (0.03, 0.1, 0.3)  # candidates; 1 is rounding without feedback
 ROUNDS = 2  # of descent and refit
 SWEEPS = 2  # over all columns, of one descent
 

@@ -8,6 +8,7 @@ so a row's last bits depend on its company: nothing here serves requests.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from itertools import pairwise
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from .config import ModelConfig
 from .executors.reference import ReferenceExecutor, Run
 from .models import record_plan
-from .ops import BufferKind, KvType
+from .ops import BufferKind, KvType, OpKind
 from .plan import Op
 from .step import Step
 from .weights import WeightSource
@@ -59,6 +60,25 @@ class DenseRunner(ReferenceExecutor):
         """Computes ops start … end - 1 of the plan; end left out: to the last."""
         for op in self.plan.ops[start:end]:
             self._run_op[op.kind](run, op)
+
+    def branch(self, run: Run, at: int) -> Run:
+        """The same rows, to go on from op `at` in another way; only what is read then is copied."""
+        other, live = copy(run), self._read_from(at)
+        other.buffers = [
+            run.floats(b).copy() if b in live else np.empty_like(run.floats(b))
+            for b in range(len(run.buffers))
+        ]
+        return other
+
+    def _read_from(self, at: int) -> set[int]:
+        """Buffers that ops from `at` on read before they write them whole."""
+        live: set[int] = set()
+        for op in reversed(self.plan.ops[at:]):
+            is_part = op.kind is OpKind.LINEAR and op.int_of("out_col") > 0
+            if not op.accumulate and not is_part:
+                live -= {op.out}
+            live |= {b for b in op.inputs if b >= 0} | ({op.out} if op.accumulate else set())
+        return live
 
     def value(self, name: str) -> np.ndarray:
         return self._decoded[self._ids[name]]

@@ -7,7 +7,6 @@ is always computed by itself, so its result cannot depend on what else is in the
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -323,14 +322,6 @@ class Run:
         ]
         n_seqs = len(step.seq_start) - 1
         self.row_seq = np.repeat(np.arange(n_seqs), np.diff(step.seq_start))  # (n_rows)
-
-    def branch(self) -> Run:
-        """The same rows, to go on from here in another way."""
-        other = copy(self)
-        other.buffers = [
-            rows.copy() if isinstance(rows, np.ndarray) else rows for rows in self.buffers
-        ]
-        return other
 
     def slots_of(
         self, seq: np.ndarray | int, positions: np.ndarray, is_windowed: bool

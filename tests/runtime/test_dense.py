@@ -50,7 +50,7 @@ def test_a_branch_with_another_weight_is_a_run_of_the_other_model() -> None:
     (at,) = dense.ops_with(name)
     run = dense.begin()
     dense.advance(run, 0, at)
-    branch, before = run.branch(), dense.value(name)
+    branch, before = dense.branch(run, at), dense.value(name)
     dense.replace(name, changed)
     dense.advance(branch, at)
     dense.replace(name, before)

@@ -1,0 +1,241 @@
+"""Statistics of a model on a text, and what they say about each matrix in each format.
+Owns the split of the text and the estimates (expected KL divergence of a choice); must not know
+budgets, files written, or the command line. Method: docs/quantization.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from martlet.quant.allocate import Choice
+from martlet.quant.encode import encode
+from martlet.quant.errors import MartletError
+from martlet.quant.formats import FORMATS, dequantize
+from martlet.quant.gptq import SHRINKAGES, Feedback, layer_error, quantize_rows
+from martlet.runtime.calibration import Calibrator, InputMoments
+from martlet.runtime.config import ModelConfig
+from martlet.runtime.weights import WeightSource
+from martlet.scripts.trial import Trial
+
+# Formats worth their bytes, by the block that a row must be a multiple of.
+CANDIDATES = {
+    256: ("Q2_K", "Q3_K", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K", "Q8_0"),
+    32: ("Q4_0", "IQ4_NL", "Q5_0", "Q5_1", "Q8_0"),
+    1: ("F16",),
+}
+PROBE = {256: "Q4_K", 32: "IQ4_NL"}  # in which the effect of feedback is measured
+TRIAL_TOKENS = 1024  # of trial runs; none of them enters the moments
+SAMPLE_ROWS = 64  # of a matrix, whose errors stand for all rows
+LEAST_TOKENS = 4096
+
+
+class TextTooShort(MartletError):
+    """The calibration text gives too few tokens for its statistics."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Chunks of tokens: for moments, in two halves, and for trial runs."""
+
+    halves: tuple[list[list[int]], list[list[int]]]
+    trial: list[list[int]]
+
+    @classmethod
+    def split(cls, chunks: Sequence[list[int]], most_tokens: int) -> Texts:
+        """Spread over the whole text, each kind evenly."""
+        context = len(chunks[0]) if chunks else 1
+        n_trial = max(1, TRIAL_TOKENS // context)
+        n_used = min(len(chunks), n_trial + max(2, most_tokens // context))
+        if n_used * context < LEAST_TOKENS or n_used < n_trial + 2:
+            raise TextTooShort(
+                f"the calibration text has {len(chunks) * context} tokens, {LEAST_TOKENS} are the "
+                "least; take a longer one"
+            )
+        used = [chunks[i * len(chunks) // n_used] for i in range(n_used)]
+        trial = {(2 * i + 1) * n_used // (2 * n_trial) for i in range(n_trial)}
+        rest = [chunk for i, chunk in enumerate(used) if i not in trial]
+        return cls((rest[0::2], rest[1::2]), [used[i] for i in sorted(trial)])
+
+
+@dataclass
+class Matrix:
+    """A weight that products read, and what the text says of it."""
+
+    name: str
+    shape: tuple[int, int]
+    seen: InputMoments
+    unseen: InputMoments
+    shrinkage: float = 1.0  # 1: rounding without feedback is better
+    gain: float = 1.0  # layer error on unseen tokens with feedback, of that without
+    errors: dict[str, float] = field(default_factory=dict)
+    """Format -> layer error on unseen tokens without feedback, summed over rows."""
+    sensitivity: float = 0.0  # KL divergence per layer error
+
+    @property
+    def role(self) -> str:
+        """The name without its layer."""
+        return ".".join(part for part in self.name.split(".") if not part.isdigit())
+
+    def moment(self) -> np.ndarray:
+        """float64 (cols, cols), E[x xT] over all tokens."""
+        return _mean(self.seen.joined(self.unseen))
+
+    def choices(self) -> list[Choice]:
+        return [
+            Choice(name, FORMATS[name].data_bytes(self.shape), self.cost(name))
+            for name in self.errors
+        ]
+
+    def cost(self, format_name: str) -> float:
+        """Expected KL divergence in nats per token."""
+        return self.sensitivity * self.errors[format_name] * self.gain
+
+
+def formats_for(cols: int) -> tuple[str, ...]:
+    return next(names for block, names in CANDIDATES.items() if cols % block == 0)
+
+
+def observe(
+    config: ModelConfig,
+    weights: WeightSource,
+    texts: Texts,
+    *,
+    threads: int | None = None,
+    on_chunk: Callable[[], None] = lambda: None,
+) -> list[Matrix]:
+    """Runs the text; matrices in the order in which the model reads them."""
+    context = len(texts.trial[0])
+    runner = Calibrator(config, weights, context=context, full=True, threads=threads)
+    sums = runner.empty(), runner.empty()
+    try:
+        for chunks, moments in zip(texts.halves, sums, strict=True):
+            for tokens in chunks:
+                runner.add(tokens, moments)
+                on_chunk()
+    finally:
+        runner.close()
+    return [
+        Matrix(name, _rows_and_cols(weights, name), seen, unseen)
+        for seen, unseen in zip(*sums, strict=True)
+        for name in seen.weights
+    ]
+
+
+def _rows_and_cols(weights: WeightSource, name: str) -> tuple[int, int]:
+    rows, cols = weights.shape(name) or (0, 0)
+    return rows, cols
+
+
+def estimate_errors(
+    matrices: Sequence[Matrix], weights: WeightSource, on_matrix: Callable[[], None]
+) -> None:
+    """Fills errors, shrinkage and gain of every matrix from a sample of its rows.
+
+    Errors are judged on the half of the tokens that rounding did not see. The shrinkage of all
+    layers is that of the role's middle layer; the gain is measured everywhere.
+    """
+    shrinkages: dict[str, float] = {}
+    by_role: dict[str, list[Matrix]] = {}
+    for matrix in matrices:
+        by_role.setdefault(matrix.role, []).append(matrix)
+    for role, alike in by_role.items():
+        middle = alike[len(alike) // 2]
+        shrinkages[role] = _best_shrinkage(middle, _sample(middle, weights))
+    latest: tuple[InputMoments, Feedback] | None = None  # neighbours read the same input
+    for matrix in matrices:
+        values = _sample(matrix, weights)
+        scale = matrix.shape[0] / len(values)
+        unseen = _mean(matrix.unseen)
+        importance = matrix.seen.squares.astype(np.float32)
+        for name in formats_for(matrix.shape[1]):
+            rounded = _decoded(encode(values, name, importance), name, values.shape)
+            matrix.errors[name] = float(layer_error(values, rounded, unseen).sum()) * scale
+        probe, shrinkage = _probe(matrix), shrinkages[matrix.role]
+        if probe is not None and shrinkage < 1:
+            if latest is None or latest[0] is not matrix.seen:
+                latest = matrix.seen, Feedback.of(_mean(matrix.seen), shrinkage)
+            error = _error_with(values, probe, latest[1], unseen) * scale
+            matrix.gain = min(1.0, error / max(matrix.errors[probe], 1e-30))
+            matrix.shrinkage = shrinkage if matrix.gain < 1 else 1.0
+        on_matrix()
+
+
+def measure_sensitivities(
+    matrices: Sequence[Matrix], trial: Trial, on_matrix: Callable[[], None]
+) -> None:
+    """Fills sensitivity: KL divergence over layer error of each matrix, coarsely rounded alone."""
+    by_name = {matrix.name: matrix for matrix in matrices}
+    errors: dict[str, float] = {}
+
+    def coarse(name: str, values: np.ndarray) -> np.ndarray:
+        rounded = _coarse(values)
+        errors[name] = float(layer_error(values, rounded, by_name[name].moment()).sum())
+        return rounded
+
+    for name, divergence in trial.divergences(by_name.keys(), coarse):
+        by_name[name].sensitivity = divergence / errors[name] if errors[name] > 0 else 0.0
+        on_matrix()
+
+
+def final_blocks(
+    matrix: Matrix,
+    format_name: str,
+    values: np.ndarray,
+    feedback: Feedback | None,
+    threads: int | None,
+) -> np.ndarray:
+    """The matrix in its format, uint8 (rows, row_bytes); without feedback where that is better."""
+    if feedback is None or FORMATS[format_name].block == 1:
+        importance = (matrix.seen.squares + matrix.unseen.squares).astype(np.float32)
+        return encode(values, format_name, importance, threads=threads)
+    return quantize_rows(values, format_name, feedback, threads=threads)
+
+
+def _best_shrinkage(matrix: Matrix, values: np.ndarray) -> float:
+    """The candidate with the least error on unseen tokens; 1 where none beats plain rounding."""
+    probe = _probe(matrix)
+    if probe is None:
+        return 1.0
+    seen, unseen = _mean(matrix.seen), _mean(matrix.unseen)
+    plain = _decoded(encode(values, probe, seen.diagonal().astype(np.float32)), probe, values.shape)
+    errors = {1.0: float(layer_error(values, plain, unseen).sum())}
+    for shrinkage in SHRINKAGES:
+        errors[shrinkage] = _error_with(values, probe, Feedback.of(seen, shrinkage), unseen)
+    return min(errors, key=lambda shrinkage: (errors[shrinkage], shrinkage))
+
+
+def _probe(matrix: Matrix) -> str | None:
+    return next((name for block, name in PROBE.items() if matrix.shape[1] % block == 0), None)
+
+
+def _error_with(
+    values: np.ndarray, format_name: str, feedback: Feedback, moment: np.ndarray
+) -> float:
+    data = quantize_rows(values, format_name, feedback)
+    return float(layer_error(values, _decoded(data, format_name, values.shape), moment).sum())
+
+
+def _decoded(data: np.ndarray, format_name: str, shape: tuple[int, ...]) -> np.ndarray:
+    return dequantize(data.reshape(-1), FORMATS[format_name], shape)
+
+
+def _mean(moments: InputMoments) -> np.ndarray:
+    assert moments.products is not None, "observed with full moments"
+    return moments.products / max(moments.n_rows, 1)
+
+
+def _sample(matrix: Matrix, weights: WeightSource) -> np.ndarray:
+    """Rows spread evenly over the matrix, float32 (SAMPLE_ROWS at most, cols)."""
+    rows = matrix.shape[0]
+    n = min(rows, SAMPLE_ROWS)
+    return weights.dequantized(matrix.name)[np.arange(n) * rows // n]
+
+
+def _coarse(values: np.ndarray) -> np.ndarray:
+    """Rounded to 15 levels per run of neighbours: about the noise of four bits."""
+    run = 32 if values.shape[1] % 32 == 0 else values.shape[1]
+    runs = values.reshape(len(values), -1, run)
+    step = np.abs(runs).max(axis=2, keepdims=True) / np.float32(7)
+    rounded = np.rint(np.divide(runs, step, out=np.zeros_like(runs), where=step > 0)) * step
+    return rounded.reshape(values.shape)

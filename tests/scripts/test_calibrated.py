@@ -1,0 +1,120 @@
+"""Statistics of a text become estimates that hold for roundings they were not made with."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from martlet.quant.allocate import allocate
+from martlet.quant.formats import FORMATS, dequantize
+from martlet.quant.gptq import Feedback
+from martlet.runtime.weights import StoredTensor, StoredWeights
+from martlet.scripts import calibrated
+from martlet.scripts.calibrated import Matrix, Texts, TextTooShort
+from martlet.scripts.logit_stats import log_softmax
+from martlet.scripts.trial import Trial
+
+from ..runtime.tiny import TinyDims, TinyModel, tiny_model
+
+DIMS = TinyDims(dim=64, ffn_dim=96, heads=4, kv_heads=2, head_dim=16, n_layers=2, vocab_size=90)
+
+
+def chunks(n: int, context: int = 64, seed: int = 0) -> list[list[int]]:
+    """Walks that prefer some tokens, so that channels differ."""
+    rng = np.random.default_rng(seed)
+    tokens = (90 * rng.random((n, context)) ** 3).astype(int)
+    return [list(map(int, row)) for row in tokens]
+
+
+@pytest.fixture(scope="module")
+def model() -> TinyModel:
+    return tiny_model("llama", formats=("F32",), dims=DIMS)
+
+
+@pytest.fixture(scope="module")
+def matrices(model: TinyModel) -> list[Matrix]:
+    texts = Texts.split(chunks(100), 8192)
+    found = calibrated.observe(model.config, model.weights, texts)
+    calibrated.estimate_errors(found, model.weights, lambda: None)
+    trial = Trial(model.config, model.weights, texts.trial)
+    calibrated.measure_sensitivities(found, trial, lambda: None)
+    return found
+
+
+def test_no_chunk_serves_twice() -> None:
+    texts = Texts.split(chunks(100), 6400)
+    seen = [tuple(c) for part in (*texts.halves, texts.trial) for c in part]
+    assert len(seen) == len(set(seen)) == 100
+    assert abs(len(texts.halves[0]) - len(texts.halves[1])) <= 1
+    assert len(texts.trial) * 64 == calibrated.TRIAL_TOKENS
+    few = Texts.split(chunks(100), 4096)
+    assert sum(map(len, few.halves)) == 64
+    with pytest.raises(TextTooShort, match="4096 are the least"):
+        Texts.split(chunks(20), 6400)
+
+
+def test_a_change_of_nothing_diverges_by_nothing(model: TinyModel) -> None:
+    names = {n for n in model.weights.names() if n.endswith("weight")}
+    trial = Trial(model.config, model.weights, chunks(4))
+    found = dict(trial.divergences(names, lambda name, values: values.copy()))
+    assert found.keys() == names
+    assert max(map(abs, found.values())) < 1e-9
+
+
+def test_divergence_is_that_of_the_two_models(model: TinyModel) -> None:
+    """Of the embedding too, which is read at both ends of this model."""
+    sequences = chunks(3, seed=1)
+    trial = Trial(model.config, model.weights, sequences)
+    for name in ("token_embd.weight", "blk.0.ffn_up.weight"):
+        ((_, found),) = trial.divergences({name}, lambda _, values: values * np.float32(1.1))
+        tensors = {
+            n: StoredTensor.from_floats(
+                model.weights.dequantized(n) * np.float32(1.1 if n == name else 1)
+            )
+            for n in model.weights.names()
+        }
+        p, q = (
+            logits(m, sequences) for m in (model, TinyModel(model.config, StoredWeights(tensors)))
+        )
+        expected = float((np.exp(p) * (p - q)).sum(axis=1).mean())
+        assert found == pytest.approx(expected, rel=1e-3)
+
+
+def logits(model: TinyModel, sequences: list[list[int]]) -> np.ndarray:
+    from martlet.runtime.dense import DenseRunner
+
+    dense = DenseRunner(model.config, model.weights, sequences)
+    run = dense.begin()
+    dense.advance(run, 0)
+    return log_softmax(run.hidden() @ model.weights.dequantized("token_embd.weight").T)
+
+
+def test_estimates_foretell_the_divergence_of_a_rounded_weight(
+    model: TinyModel, matrices: list[Matrix]
+) -> None:
+    trial = Trial(model.config, model.weights, chunks(8, seed=2))  # of tokens not seen before
+    by_name = {m.name: m for m in matrices}
+
+    def rounded(name: str, values: np.ndarray) -> np.ndarray:
+        m = by_name[name]
+        feedback = Feedback.of(m.moment(), m.shrinkage) if m.shrinkage < 1 else None
+        data = calibrated.final_blocks(m, "Q4_0", values, feedback, None)
+        return dequantize(data.reshape(-1), FORMATS["Q4_0"], values.shape)
+
+    for name, divergence in trial.divergences(by_name.keys(), rounded):
+        assert divergence / 3 < by_name[name].cost("Q4_0") < 3 * divergence, name
+
+
+def test_every_matrix_has_choices_and_more_bytes_cost_less(matrices: list[Matrix]) -> None:
+    assert {m.role for m in matrices} == {
+        "token_embd.weight",
+        *(f"blk.attn_{k}.weight" for k in ("q", "k", "v", "output")),
+        *(f"blk.ffn_{k}.weight" for k in ("gate", "up", "down")),
+    }
+    choices = {m.name: m.choices() for m in matrices}
+    least = sum(min(c.n_bytes for c in each) for each in choices.values())
+    costs = [
+        sum(c.cost for c in allocate(choices, int(least * factor)).values())
+        for factor in (1, 1.1, 1.3, 1.6, 2)
+    ]
+    assert costs == sorted(costs, reverse=True)
+    assert costs[-1] < costs[0] / 50
