@@ -201,7 +201,7 @@ def make_reply(service: Service, prepared: Prepared, reply_id: str) -> Reply:
 
 def reader_of(service: Service, request: Asked) -> CallReader | None:
     use = request.tool_use
-    return CallReader(service.tool_format, use.callable) if use else None
+    return CallReader(service.tool_format, use.callable, use.schemas()) if use else None
 
 
 async def open_stream(

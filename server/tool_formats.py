@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from ..runtime.grammar import json_value, literal
+from .tool_tags import call_term, text_rules
 
 Json = dict[str, Any]
 Marker = Callable[[str], str]
@@ -21,12 +22,12 @@ SPACE = "SPACE: /[ \\n]{1,4}/\n"
 
 class ToolFormat(NamedTuple):
     """How calls of one model family look. A call is an object with a name and arguments, unless
-    its name stands before it."""
+    its name stands before it, or it is written as tags (tool_tags.py)."""
 
     name: str
     signs: tuple[str, ...]
     """All of them stand in the template's source."""
-    shape: Literal["object", "list", "named"]
+    shape: Literal["object", "list", "named", "tagged"]
     begin: str
     """Before each call, or before the list of them; "": the answer itself is a call."""
     end: str = ""
@@ -84,8 +85,14 @@ FORMATS: tuple[ToolFormat, ...] = (
         keeps_calls=False,
         result_role="tool_response",
     ),
-    # Calls as XML, which nothing here reads: such a model is told of the generic form instead.
-    GENERIC._replace(signs=("<tool_call>", "<function=")),
+    # Qwen3-Coder, Qwen3.5 and others that write as they do.
+    ToolFormat(
+        "tags",
+        ("<tool_call>", "<function=", "<parameter="),
+        "tagged",
+        "<tool_call>",
+        "</tool_call>",
+    ),
     HERMES,
     LLAMA,
     GENERIC,
@@ -110,7 +117,8 @@ def call_rules(tools: Mapping[str, Any], form: ToolFormat, marker: Marker, *, se
     else:
         body = f"SPACE? call {end}" if form.begin else "call"
         repeat = f"(SPACE? {begin} body)*" if several and begin else ""
-    return f"calls: {begin} tail\ntail: body {repeat}\nbody: {body}\ncall: {one}\n{SPACE}"
+    texts = text_rules(tools) if form.shape == "tagged" else ""
+    return f"calls: {begin} tail\ntail: body {repeat}\nbody: {body}\ncall: {one}\n{texts}{SPACE}"
 
 
 def free_until_calls(form: ToolFormat, marker: Marker, *, may_think: bool) -> str:
@@ -128,6 +136,8 @@ def free_until_calls(form: ToolFormat, marker: Marker, *, may_think: bool) -> st
 
 
 def _call(name: str, schema: Any, form: ToolFormat, marker: Marker) -> str:
+    if form.shape == "tagged":
+        return call_term(name, schema)
     if form.shape == "named":
         return f"{literal(name)} {marker(form.between)} {json_value(schema)}"
     return json_value(

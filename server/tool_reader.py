@@ -13,11 +13,12 @@ import json
 import re
 import secrets
 import string
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from .parts import CallPiece, Part
 from .tool_formats import ToolFormat
+from .tool_tags import HEAD, TagArguments, may_be_head
 
 FIRST_KEY = re.compile(r'\{\s*"([^"\\]{0,40})"')
 NO_CALL = -1
@@ -58,9 +59,13 @@ class JsonEnd:
 class CallReader:
     """One answer's text, and the calls in it."""
 
-    def __init__(self, form: ToolFormat, names: Collection[str]) -> None:
-        """names: of the tools there are; a call of another one is text."""
-        self._form, self._names = form, names
+    def __init__(
+        self, form: ToolFormat, names: Collection[str], schemas: Mapping[str, Any] | None = None
+    ) -> None:
+        """names: of the tools there are; a call of another one is text. schemas: of their
+        arguments; without one, those written as tags have the types they look like."""
+        self._form, self._names, self._schemas = form, names, schemas or {}
+        self._tags = TagArguments(None)
         self._held = ""
         self._raw = ""  # of the call whose head is being read
         self._json = JsonEnd()
@@ -128,8 +133,8 @@ class CallReader:
 
     def _call(self, parts: list[Part]) -> bool:
         """The head of a call: up to its arguments."""
-        read = self._named if self._form.shape == "named" else self._object
-        name, n_head = read()
+        readers = {"named": self._named, "tagged": self._tagged}
+        name, n_head = readers.get(self._form.shape, self._object)()
         if name is None and not n_head:
             return False
         self._json, self._n_scanned = JsonEnd(), 0
@@ -140,7 +145,17 @@ class CallReader:
         self._held, self._raw = self._held[n_head:], ""
         self._open(parts, name)
         self._state = self._arguments
+        if self._form.shape == "tagged":
+            self._add(parts, "{")
+            self._tags, self._state = TagArguments(self._schemas.get(name)), self._tag_arguments
         return True
+
+    def _tag_arguments(self, parts: list[Part]) -> bool:
+        text, self._held, is_whole = self._tags.feed(self._held)
+        self._add(parts, text)
+        if is_whole:
+            self._state = self._next
+        return is_whole
 
     def _arguments(self, parts: list[Part]) -> bool:
         n = self._json.feed(self._held)
@@ -193,6 +208,11 @@ class CallReader:
         if not found or not after.lstrip():
             return None, 0
         return name.strip(), len(name) + len(found) + len(after) - len(after.lstrip())
+
+    def _tagged(self) -> tuple[str | None, int]:
+        if head := HEAD.match(self._held):
+            return head[1], head.end()
+        return None, 0 if may_be_head(self._held) else NO_CALL
 
     def _object(self) -> tuple[str | None, int]:
         """The name and the head's length; (None, n): an object of n characters without such a

@@ -15,14 +15,14 @@ from martlet.server.tool_reader import CallReader
 
 BY_NAME = {form.name: form for form in FORMATS}
 NAMED, MISTRAL = BY_NAME["mistral, named"], BY_NAME["mistral"]
-GRANITE, PHI = BY_NAME["granite"], BY_NAME["phi"]
+GRANITE, PHI, TAGS = BY_NAME["granite"], BY_NAME["phi"], BY_NAME["tags"]
 NAMES = ("look", "add")
 Call = tuple[str, str]
 
 
 def read(pieces: list[str], form: ToolFormat = HERMES) -> tuple[str, list[Call]]:
     """The text and the calls (name, arguments); asserts what every client relies on."""
-    reader = CallReader(form, NAMES)
+    reader = CallReader(form, NAMES, SCHEMAS)
     parts = [part for piece in pieces for part in reader.push(piece)] + reader.finish()
     text, calls, ids = "", [], []
     for is_reasoning, piece in parts:
@@ -48,6 +48,13 @@ def read(pieces: list[str], form: ToolFormat = HERMES) -> tuple[str, list[Call]]
 LOOK = '{"name": "look", "arguments": {"at": "a } \\" ] b"}}'
 ADD = '{"name":"add","arguments":{"n":[1,{"m":2}]}}'
 LOOKED, ADDED = ("look", '{"at": "a } \\" ] b"}'), ("add", '{"n":[1,{"m":2}]}')
+T = (
+    "<function=look>\n<parameter=at>\na } b\n<x>\n</parameter>\n"
+    "<parameter=n>\n3\n</parameter>\n</function>"
+)
+T_JSON = '{"at": "a } b\\n<x>", "n": 3}'
+NONE = "<function=add>\n</function>"
+SCHEMAS = {"look": {"properties": {"at": {"type": "string"}, "n": {"type": "integer"}}}}
 H = "<tool_call>\n{}\n</tool_call>"
 
 CASES: list[tuple[ToolFormat, str, str, list[Call]]] = [
@@ -94,6 +101,12 @@ CASES: list[tuple[ToolFormat, str, str, list[Call]]] = [
     (PHI, f"<|tool_call|>{ADD}<|/tool_call|>", "", [ADDED]),
     (PHI, f"<|tool_call|>[{ADD}] <|/tool_call|> </x>", "</x>", [ADDED]),
     (PHI, f"<|tool_call|>[{ADD}] <|/tool", "", [ADDED]),
+    (TAGS, H.format(T), "", [("look", T_JSON)]),
+    (TAGS, "So.\n" + H.format(T) + "\n" + H.format(NONE), "So.", [("look", T_JSON), ("add", "{}")]),
+    (TAGS, H.format("<function=other>\n</function>"), "as it is", []),
+    (TAGS, "<tool_call>\n<fun", "as it is", []),
+    (TAGS, "<tool_call>\n<fun fact>", "as it is", []),
+    (TAGS, "<tool_call><function=look><parameter=at>x</par", "", [("look", '{"at": "x')]),
     (GENERIC, "yes " + H.format(ADD), "yes", [ADDED]),
 ]
 
@@ -118,6 +131,10 @@ WORDS = [
     "[ARGS]",
     "<|tool_call|>",
     "<|/tool_call|>",
+    "<function=look>",
+    "<parameter=at>",
+    "</parameter>",
+    "</function>",
     "look",
     "{",
     "}",
@@ -129,7 +146,7 @@ WORDS += ['"', "<", "[", "]", ",", '{"name": "add", "parameters": {}}', "<|pytho
 
 @given(
     st.lists(st.sampled_from(WORDS), max_size=12),
-    st.sampled_from([HERMES, LLAMA, MISTRAL, NAMED, GRANITE, PHI]),
+    st.sampled_from([HERMES, LLAMA, MISTRAL, NAMED, GRANITE, PHI, TAGS]),
 )
 def test_cutting_changes_nothing(pieces: list[str], form: ToolFormat) -> None:
     whole = read(["".join(pieces)], form)
@@ -182,7 +199,7 @@ def test_formats_are_chosen_by_what_the_template_says() -> None:
         "{{ '[TOOL_CALLS]' }}": "mistral",
         "{{ '[TOOL_CALLS]' + name + '[ARGS]' }}": "mistral, named",
         "<tool_call>\n{{ tool_call | tojson }}\n</tool_call>": "hermes",
-        "<tool_call>\n<function=x>": "generic",
+        "<tool_call>\n<function=x>\n<parameter=y>": "tags",
         'Respond in the format {"name": function name, "parameters": dictionary}': "llama",
         "{{ messages }}": "generic",
         "<|start_of_role|> followed by <|tool_call|>": "granite",
@@ -190,7 +207,7 @@ def test_formats_are_chosen_by_what_the_template_says() -> None:
         "{{ '<|tool|>' + message['tools'] + '<|/tool|>' }}": "phi",
     }
     assert {source: format_of(source).name for source in said} == said
-    assert format_of("<tool_call><function=").shown == "system text"
+    assert format_of("{{ messages }}").shown == "system text"
     assert format_of("<tool_call>").shown == "template"
 
 
