@@ -58,8 +58,8 @@ def partial_hit(pool: BlockPool, running: Iterable[Request], request: Request) -
         return None
     pool.touch(best.block)
     pool.open_window(table, start, best.n_tokens)
-    if not pool.has_part(best.block):  # the window that was opened took the last place to be had
-        return None
+    # Its part was touched last, and more are spare: the scheduler left room for a step's rows.
+    assert pool.has_part(best.block), "the window that was opened took the source's part"
     dst = table.blocks[table.n_registered]
     window = None if pool.parts is None else (pool.part(best.block), pool.part(dst))
     return PartialHit(best.block, dst, window, best.n_tokens, best.differs)

@@ -190,6 +190,8 @@ def test_a_block_that_windowed_layers_have_lost_is_no_source() -> None:
     n_cached_of(engine, list(range(40)))
     assert n_cached_of(engine, [*range(39), 99, 99]) == 39
     assert n_cached_of(engine, [0, 1, 99]) == 0, "the first block is behind the window"
+    assert n_cached_of(engine, [0, 50, 51, 52, 53]) == 0
+    assert n_cached_of(engine, [0, 1, 99]) == 1, "of the blocks that are there"
 
 
 def test_blocks_on_disk_are_copied_once_they_are_back(tmp_path: Path) -> None:
