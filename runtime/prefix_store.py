@@ -239,16 +239,21 @@ class PrefixStore:
             self._path(name).unlink(missing_ok=True)
 
 
+def check_saves(executor: object, name: str, reason: str = "") -> None:
+    """executor: or its class. reason: why it was taken. Raises UnsupportedError."""
+    if not all(hasattr(executor, method) for method in ("read_block", "write_block")):
+        why = f" ({reason})" if reason else ""
+        raise UnsupportedError(
+            f"executor {name} cannot save blocks{why}: leave the prefix cache folder "
+            "out, or get the native executor (`martlet doctor` says what it lacks)"
+        )
+
+
 class DiskTier:
     """What the pool asks of a second tier, over a store and the executor that holds the blocks."""
 
     def __init__(self, store: PrefixStore, executor: SavingExecutor) -> None:
-        for method in ("read_block", "write_block"):
-            if not hasattr(executor, method):
-                raise UnsupportedError(
-                    f"executor {executor.name} cannot save blocks; leave the prefix cache folder "
-                    "out or choose the native executor"
-                )
+        check_saves(executor, executor.name)
         self.store, self._executor = store, executor
 
     def has(self, digest: bytes) -> bool:

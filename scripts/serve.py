@@ -131,6 +131,8 @@ def serve(
     )
     engine = {"max_queue": max_queue, "step_ms": step_ms}
     prefixes = (prefix_cache_dir, prefix_cache_bytes)
+    if prefix_cache_dir:
+        check_can_save(load.executor.value)
     # The address first: whether it can be had is known long before a model is loaded.
     with open_socket(host, port) as listener:
         place: dict[str, Any] = {"host": host, "listener": listener, "options": served}
@@ -203,13 +205,22 @@ def log_record(record: dict[str, Any]) -> None:
     note(json.dumps(record))
 
 
+def check_can_save(executor: str) -> None:
+    """Before a model is loaded or a folder made. Raises UnsupportedError."""
+    from martlet.runtime.executors.choice import likely_executor
+    from martlet.runtime.prefix_store import check_saves
+
+    check_saves(*likely_executor(executor))
+
+
 def open_store(model: Model, folder: Path | None, max_bytes: int) -> PrefixStore | None:
     """Where computed prompts outlive the process; only a folder that was asked for is written."""
     if folder is None:
         return None
     from martlet.runtime.fingerprint import fingerprint
-    from martlet.runtime.prefix_store import PrefixStore
+    from martlet.runtime.prefix_store import PrefixStore, check_saves
 
+    check_saves(model.executor, model.executor.name, model.executor_reason)
     store = PrefixStore(folder, fingerprint(model), max_bytes=max_bytes)
     note(f"prefix cache {folder}: {store.n_bytes / 1e6:,.0f} of {max_bytes / 1e6:,.0f} MB")
     return store

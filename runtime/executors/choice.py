@@ -53,6 +53,19 @@ def create_executor(
     raise RequestError("; ".join([*reasons, "choose executor='reference'"]))
 
 
+def likely_executor(name: str) -> tuple[type, str, str]:
+    """The class that create_executor would take, its name, and why. A plan may be beyond it."""
+    if name != "auto":
+        return executor_class(name), name, "asked for"
+    reasons: list[str] = []
+    for candidate in _AUTO:
+        try:
+            return executor_class(candidate), candidate, "; ".join(reasons)
+        except (ImportError, OSError, MartletError) as error:
+            reasons.append(f"{candidate} is not available: {error}")
+    raise RequestError("; ".join([*reasons, "choose executor='reference'"]))
+
+
 def executor_class(name: str) -> type:
     """Imports what the executor needs; fails where this machine lacks it."""
     if name not in EXECUTORS:

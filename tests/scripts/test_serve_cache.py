@@ -11,7 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from martlet.runtime.errors import UnsupportedError
+from martlet.runtime.executors import choice
 from martlet.runtime.executors.native import Library, NativeUnavailable
+from martlet.scripts.serve import check_can_save
 
 try:
     Library()
@@ -61,10 +64,28 @@ def test_a_restarted_server_knows_its_prompts(
     assert answers[0]["choices"][0]["text"] == answers[1]["choices"][0]["text"]
 
 
-def test_an_executor_that_cannot_save_blocks_is_one_line(tiny_file: Path, tmp_path: Path) -> None:
-    options = (str(tiny_file), "--executor", "reference", "--prefix-cache-dir", str(tmp_path))
+@pytest.mark.parametrize("executor", ["numba", "reference"])
+@pytest.mark.parametrize("also", [(), ("--keep-alive", "9")])
+def test_an_executor_that_cannot_save_blocks_is_refused_before_anything_is_made(
+    tiny_file: Path, tmp_path: Path, executor: str, also: tuple[str, ...]
+) -> None:
+    folder = tmp_path / "kv"
+    options = (str(tiny_file), "--executor", executor, "--prefix-cache-dir", str(folder), *also)
     done = subprocess.run(
         [*COMMAND, *options, "--port", "0"], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 1
-    assert "executor reference cannot save blocks" in done.stderr.splitlines()[-1]
+    [line] = done.stderr.splitlines()
+    assert f"executor {executor} cannot save blocks (asked for): leave" in line
+    assert not folder.exists()
+
+
+def test_what_auto_takes_is_refused_with_why_it_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unavailable(name: str) -> type:
+        if name == "native":
+            raise NativeUnavailable("no compiled library")
+        return object
+
+    monkeypatch.setattr(choice, "executor_class", unavailable)
+    with pytest.raises(UnsupportedError, match=r"executor numba cannot .*no compiled library"):
+        check_can_save("auto")
