@@ -104,6 +104,8 @@ def answer_grammar(
 
     for at, schema in use.given_schemas():
         check_schema(schema, field=use.field.format(at))
+        if tool_format.shape == "tagged":  # its rules are not the schema itself
+            grammars.compile(json_grammar(schema), field=use.field.format(at))
     several = use.several and use.mode != "named"
     rules = call_rules(use.schemas(), tool_format, marker, several=several)
     try:

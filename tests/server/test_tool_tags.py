@@ -12,7 +12,7 @@ import pytest
 from martlet.server.tool_tags import TagArguments, types_of
 
 from .babbling import babbling
-from .serving import chat_body, serving
+from .serving import assert_refused, chat_body, serving
 from .tool_cases import MESSAGES, NOTE_ARGS, PATH, WEATHER_ARGS, official, scripted, streamed, tool
 
 # As Qwen3-Coder's template does it, in short.
@@ -105,6 +105,25 @@ def test_whatever_the_model_wants_the_arguments_fit() -> None:
             [call] = choice.message.tool_calls or []
             assert choice.finish_reason == "tool_calls"
             jsonschema.validate(json.loads(call.function.arguments), schemas[call.function.name])
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": []},
+        {"properties": {"a": 5}},
+        {"properties": {"a": {"type": "string", "minLength": "x"}}},
+        {"properties": {"a": {"type": "string", "maxLength": -1}}},
+        {"properties": {"a": {"type": "string", "pattern": "(?=a)"}}},
+        {"required": 5},
+        {"type": "object", "properties": {"a": {"uniqueItems": True, "type": "array"}}},
+    ],
+)
+def test_a_schema_that_is_none_is_refused_by_its_place(schema: Any) -> None:
+    with serving(scripted("ok", TAGS)) as client:
+        body = chat_body(tools=[tool("f", schema)])
+        error = assert_refused(client.post(PATH, json=body))
+    assert error["param"] == "tools[0].function.parameters"
 
 
 def test_calls_of_the_history_are_the_templates() -> None:
