@@ -91,6 +91,11 @@ static inline size_t mt_code_bytes(int codes) {
 static inline int mt_has_min(const mt_layout *f) {
     return f->scales == MT_SCALES_DM || f->scales == MT_SCALES_SM;
 }
+/* The largest code, as products see it. */
+static inline int mt_most_code(const mt_layout *f) {
+    static const uint8_t most[] = {15, 31, 63, 255, 3, 7, 0};
+    return f->is_lookup ? 255 : most[f->codes];
+}
 static inline int mt_is_super(const mt_layout *f) {
     return f->scales == MT_SCALES_S || f->scales == MT_SCALES_SM;
 }

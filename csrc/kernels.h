@@ -6,7 +6,10 @@
 #include "formats.h"
 #include "martlet.h"
 
-enum { MT_DIRECT_COLS = 6 }; /* of the widest tile */
+enum {
+    MT_TILE_COLS = 6,  /* of the widest tile */
+    MT_DIRECT_COLS = 8 /* of the widest product without unpacking */
+};
 
 enum {
     MT_SPLIT = 256,        /* positions of one attention split, aligned at absolute multiples */

@@ -96,7 +96,7 @@ ALWAYS void amx_tile(int has_min, int bias, const mt_unpacked *w, int n_blocks,
         for (int h = 0; h < 2; h++) vf_store(acc + c * 32 + h * 16, sum[h][c]);
 }
 
-#define AMX_FUNCTION(name, n_sub, has_min, bias)                                                   \
+#define AMX_FUNCTION(name, n_sub, has_min, bias, most)                                             \
     static void amx_##name(const mt_unpacked *w, int n_blocks, const mt_q8_block *x,               \
                            size_t x_stride, int is_first, mm_ahead ahead, float *acc) {            \
         amx_tile(has_min, bias, w, n_blocks, x, x_stride, is_first, ahead, acc);                   \

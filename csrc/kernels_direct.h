@@ -23,7 +23,6 @@ ALWAYS void direct_tile(const mt_layout *f, int cols, int halves, int first_half
                         const uint8_t *tile, int n_blocks, const mt_q8_block *const *x,
                         float *acc) {
     enum { AHEAD = 4096 }; /* bytes: the hardware's own prefetch ends at every page */
-    const int wide = f->bias == 128 && !SIMD_HAS_DPBUSD;
     const size_t block_bytes = mt_block_bytes(f), code_bytes = mt_code_bytes(f->codes);
     vf sum[2][MM_COLS];
     for (int h = 0; h < halves; h++)
@@ -42,22 +41,20 @@ ALWAYS void direct_tile(const mt_layout *f, int cols, int halves, int first_half
             for (int h = 0; h < halves; h++) {
                 const int half = first_half + h;
                 vi dot[MM_COLS];
+                vp pairs[MM_COLS];
+                UNROLL(6)
                 for (int c = 0; c < cols; c++) {
                     const int32_t n8 = f->n_sub == 1 ? x[c][b].n8 : x[c][b].nh8[sub];
-                    dot[c] = vi_set1(wide ? 0 : biased_start(n8, f->bias));
+                    dot[c] = vi_start(n8, f->bias);
                 }
                 UNROLL(8)
                 for (int g = sub * 4; g < (sub + 1) * 8 / f->n_sub; g++) {
                     vb w = load_codes(f->codes, block, half, g);
                     if (f->is_lookup) w = vb_lookup16(w, mt_iq4_values);
-                    for (int c = 0; c < cols; c++) {
-#if SIMD_HAS_DPBUSD
-                        dot[c] = vi_dot(dot[c], w, x[c][b].q + g * 4);
-#else
-                        dot[c] = wide ? vi_dot_wide(dot[c], w, x[c][b].q + g * 4)
-                                      : vi_dot(dot[c], w, x[c][b].q + g * 4);
-#endif
-                    }
+                    UNROLL(6)
+                    for (int c = 0; c < cols; c++)
+                        dot_group(&dot[c], &pairs[c], w, x[c][b].q + g * 4, g - sub * 4,
+                                  8 / f->n_sub - 1, mt_most_code(f));
                 }
                 vf dw, mw;
                 load_scales(f, block + code_bytes, header, sub, half, &dw, &mw);
@@ -76,12 +73,14 @@ ALWAYS void direct_tile(const mt_layout *f, int cols, int halves, int first_half
 }
 
 #define DIRECT_CASE(cols, f)                                                                       \
-    case cols: direct_tile(f, cols, MM_HALVES, h, is_first &&h == 0, tile, n_blocks, x, acc); break;
+    case cols:                                                                                     \
+        direct_tile(f, cols, DIRECT_HALVES, h, is_first &&h == 0, tile, n_blocks, x, acc);         \
+        break;
 #define DIRECT_FUNCTION(name, ...)                                                                 \
     static void direct_##name(int n_cols, int is_first, const uint8_t *tile, int n_blocks,         \
                               const mt_q8_block *const *x, float *acc) {                           \
         static const mt_layout f = {MT_AT_##name, __VA_ARGS__};                                    \
-        for (int h = 0; h < 2; h += MM_HALVES) switch (n_cols) {                                   \
+        for (int h = 0; h < 2; h += DIRECT_HALVES) switch (n_cols) {                               \
                 MM_EACH_COLS(DIRECT_CASE, &f)                                                      \
             }                                                                                      \
     }

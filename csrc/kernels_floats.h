@@ -31,24 +31,31 @@ static void widen_blocks(const mt_layout *f, const mt_unpacked *from, int n_bloc
             }
 }
 
+/* Sixteen registers hold four columns of one half of a tile, or three of both. */
+enum { MM_F32_HALVES = MM_COLS == 4 ? 1 : 2 };
+
 ALWAYS void mm_f32_tile(int cols, const float *w, int n, const float *x, size_t x_stride,
                         float *acc) {
-    vf sum[2][MM_COLS];
-    for (int h = 0; h < 2; h++)
+    vf sum[MM_F32_HALVES][MM_COLS];
+    for (int h = 0; h < MM_F32_HALVES; h++)
         for (int c = 0; c < cols; c++) sum[h][c] = vf_load(acc + c * 32 + h * 16);
     for (int k = 0; k < n; k++)
-        for (int h = 0; h < 2; h++) {
+        for (int h = 0; h < MM_F32_HALVES; h++) {
             const vf wk = vf_load(w + k * 32 + h * 16);
             UNROLL(6)
             for (int c = 0; c < cols; c++)
                 sum[h][c] = vf_fma(wk, vf_set1(x[(size_t)c * x_stride + (size_t)k]), sum[h][c]);
         }
-    for (int h = 0; h < 2; h++)
+    for (int h = 0; h < MM_F32_HALVES; h++)
         for (int c = 0; c < cols; c++) vf_store(acc + c * 32 + h * 16, sum[h][c]);
 }
 
 #define MM_F32_CASE(cols, unused)                                                                  \
-    case cols: mm_f32_tile(cols, w, n, x + (size_t)c * x_stride, x_stride, acc + c * 32); break;
+    case cols:                                                                                     \
+        for (int h = 0; h < 2; h += MM_F32_HALVES)                                                 \
+            mm_f32_tile(cols, w + h * 16, n, x + (size_t)c * x_stride, x_stride,                   \
+                        acc + c * 32 + h * 16);                                                    \
+        break;
 
 static void mm_f32(const float *w, int n, const float *x, size_t x_stride, int n_cols, float *acc) {
     const int passes = (n_cols + MM_COLS - 1) / MM_COLS;

@@ -17,7 +17,7 @@ enum { N_INT8 = 16, N_F32 = 16, FENCE_EACH = 0 };
 enum { N_INT8 = 6, N_F32 = 6, FENCE_EACH = 0 };
 #elif defined(__AVX2__)
 #include "simd_avx2.h"
-enum { N_INT8 = 3, N_F32 = 5, FENCE_EACH = 1 }; /* products could be shared by accumulators */
+enum { N_INT8 = 4, N_F32 = 5, FENCE_EACH = 1 }; /* products could be shared by accumulators */
 #else
 #include "simd_scalar.h"
 enum { N_INT8 = 1, N_F32 = 1, FENCE_EACH = 1 };
@@ -51,6 +51,30 @@ static int64_t multiply_int8(int n_rounds, const int32_t *operands, int32_t *sin
     _tile_release();
     *sink = sums[0];
     return (int64_t)n_rounds * 4 * TILE_PRODUCTS;
+}
+#elif defined(__AVX2__) && !SIMD_HAS_DPBUSD
+/* As codes of four bits are multiplied: eight products share one widening to 32 bits. Codes of eight
+ * bits need one for each, and so reach at most 9 / 16 of this. */
+static int64_t multiply_int8(int n_rounds, const int32_t *operands, int32_t *sink) {
+    enum { SHARED = 8 };
+    const int8_t *x = (const int8_t *)operands;
+    const vb codes = vb_load((const uint8_t *)operands);
+    vi acc = vi_load(operands);
+    for (int r = 0; r < n_rounds; r++) {
+        vp pairs[N_INT8];
+#pragma GCC unroll 8
+        for (int g = 0; g < SHARED; g++)
+#pragma GCC unroll 4
+            for (int i = 0; i < N_INT8; i++) {
+                FENCE(x);
+                const vp product = vp_dot(codes, x);
+                pairs[i] = g ? vp_add(pairs[i], product) : product;
+            }
+#pragma GCC unroll 4
+        for (int i = 0; i < N_INT8; i++) acc = vi_add_pairs(acc, pairs[i]);
+    }
+    *sink = (int32_t)vf_hsum(vf_from_i32(acc));
+    return (int64_t)n_rounds * SHARED * N_INT8 * 64;
 }
 #else
 static int64_t multiply_int8(int n_rounds, const int32_t *operands, int32_t *sink) {

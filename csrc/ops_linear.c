@@ -25,7 +25,7 @@ static void multiply_unpacked(mt_engine *e, const mt_weight *w, const uint8_t *t
     const mt_q8_block *rest = c->rest >= 0 ? mt_row_q8(e, c->rest, c->first) : NULL;
     const int runs = (n_blocks + MT_K_BLOCKS - 1) / MT_K_BLOCKS; /* of almost equal length */
     /* the blocks that come next are fetched in shares, one of them during unpacking */
-    const size_t passes = (size_t)(c->n + MT_DIRECT_COLS - 1) / MT_DIRECT_COLS;
+    const size_t passes = (size_t)(c->n + MT_TILE_COLS - 1) / MT_TILE_COLS;
     for (int r = 0, b = 0, run; r < runs; r++, b += run) {
         run = (n_blocks - b + runs - r - 1) / (runs - r);
         const uint8_t *next = tile + mt_block_offset(w->layout, b + run);

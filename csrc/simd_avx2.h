@@ -17,10 +17,15 @@
 
 #ifdef __AVXVNNI__
 #define SIMD_HAS_DPBUSD 1
-#else
-#define SIMD_HAS_DPBUSD 0 /* vpmaddubsw saturates above codes of 127: those take vi_dot_wide */
-#endif
 #define MM_COLS 3
+#define DIRECT_HALVES 1
+#define DIRECT_COLS MM_COLS
+#else
+#define SIMD_HAS_DPBUSD 0
+#define MM_COLS 4 /* the sums between blocks lie in memory: a load and a store for 20 operations */
+#define DIRECT_HALVES 2 /* in one walk, or nothing would be fetched during the second */
+#define DIRECT_COLS 8
+#endif
 #define MM_HALVES 1
 #define ATTN_ROWS 6
 #define ATTN_VECS 1
@@ -34,6 +39,10 @@ typedef struct {
 typedef struct {
     __m256i a, b;
 } vb;
+#ifndef __AVXVNNI__
+typedef vi vp; /* 32 lanes of 16 bits */
+#define VP2 VI2
+#endif
 
 #define VF2(expr_a, expr_b) ((vf){(expr_a), (expr_b)})
 #define VI2(expr_a, expr_b) ((vi){(expr_a), (expr_b)})
@@ -212,26 +221,41 @@ static inline vi vi_dot(vi acc, vb w, const int8_t *x) {
     return VI2(_mm256_dpbusd_avx_epi32(acc.a, w.a, v), _mm256_dpbusd_avx_epi32(acc.b, w.b, v));
 }
 #else
-static inline __m256i mt_dot(__m256i acc, __m256i u, __m256i s) {
-    __m256i pairs = _mm256_maddubs_epi16(u, s); /* exact while 2 * u * 127 < 32768 */
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-}
-static inline vi vi_dot(vi acc, vb w, const int8_t *x) {
+/* Sums of neighbouring products in 16 bits: cheap to add up, until they would not fit. */
+static inline vp vp_dot(vb w, const int8_t *x) {
     int32_t x4;
     memcpy(&x4, x, 4);
     __m256i v = _mm256_set1_epi32(x4);
-    return VI2(mt_dot(acc.a, w.a, v), mt_dot(acc.b, w.b, v));
+    return VP2(_mm256_maddubs_epi16(w.a, v), _mm256_maddubs_epi16(w.b, v));
 }
 /* |w| * (x with w's sign): 2 * 128 * 127 still fits into int16. */
-static inline __m256i mt_dot_wide(__m256i acc, __m256i u, __m256i s) {
+static inline __m256i mt_dot_signed(__m256i u, __m256i s) {
     __m256i w = _mm256_xor_si256(u, _mm256_set1_epi8((char)0x80));
-    return mt_dot(acc, _mm256_abs_epi8(w), _mm256_sign_epi8(s, w));
+    return _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(s, w));
 }
-static inline vi vi_dot_wide(vi acc, vb w, const int8_t *x) {
+static inline vp vp_dot_signed(vb w, const int8_t *x) {
     int32_t x4;
     memcpy(&x4, x, 4);
     __m256i v = _mm256_set1_epi32(x4);
-    return VI2(mt_dot_wide(acc.a, w.a, v), mt_dot_wide(acc.b, w.b, v));
+    return VP2(mt_dot_signed(w.a, v), mt_dot_signed(w.b, v));
+}
+/* Left to itself gcc makes all products of a block before it adds any, in registers it lacks. */
+static inline __m256i mt_in_order(__m256i x) {
+    __asm__("" : "+x"(x));
+    return x;
+}
+static inline __m256i mt_shift(__m256i x, int left) {
+    return left < 0 ? _mm256_srai_epi32(x, -left) : _mm256_slli_epi32(x, left);
+}
+static inline vi vi_shift(vi x, int left) { return VI2(mt_shift(x.a, left), mt_shift(x.b, left)); }
+static inline vp vp_add(vp x, vp y) {
+    return VP2(mt_in_order(_mm256_add_epi16(x.a, y.a)), mt_in_order(_mm256_add_epi16(x.b, y.b)));
+}
+static inline __m256i mt_add_pairs(__m256i acc, __m256i pairs) {
+    return mt_in_order(_mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))));
+}
+static inline vi vi_add_pairs(vi acc, vp x) {
+    return VI2(mt_add_pairs(acc.a, x.a), mt_add_pairs(acc.b, x.b));
 }
 #endif
 
@@ -250,10 +274,13 @@ static inline vb vb_low4(vb x) {
 static inline vb vb_high4(vb x) {
     return vb_low4(VB2(_mm256_srli_epi16(x.a, 4), _mm256_srli_epi16(x.b, 4)));
 }
+/* Bit `bit` of every byte goes where `value` has its one, within its own byte. */
 static inline __m256i mt_or_bit(__m256i x, __m256i mask, int bit, int value) {
-    __m256i b = _mm256_set1_epi8((char)(1 << bit));
-    __m256i set = _mm256_cmpeq_epi8(_mm256_and_si256(mask, b), b);
-    return _mm256_or_si256(x, _mm256_and_si256(set, _mm256_set1_epi8((char)value)));
+    const int left = __builtin_ctz((unsigned)value) - bit;
+    const __m256i moved = left > 0   ? _mm256_slli_epi16(mask, left)
+                          : left < 0 ? _mm256_srli_epi16(mask, -left)
+                                     : mask;
+    return _mm256_or_si256(x, _mm256_and_si256(moved, _mm256_set1_epi8((char)value)));
 }
 static inline vb vb_or_bit(vb x, vb mask, int bit, int value) {
     return VB2(mt_or_bit(x.a, mask.a, bit, value), mt_or_bit(x.b, mask.b, bit, value));

@@ -18,6 +18,8 @@
 #define SIMD_HAS_DPBUSD 1
 #define MM_COLS 6
 #define MM_HALVES 2
+#define DIRECT_HALVES MM_HALVES
+#define DIRECT_COLS MM_COLS
 #define ATTN_ROWS 6
 #define ATTN_VECS 4
 

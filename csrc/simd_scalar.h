@@ -15,6 +15,8 @@
 #define SIMD_HAS_DPBUSD 1 /* dot products of u8 x s8 are exact for every u8 */
 #define MM_COLS 2         /* columns of one matmul tile */
 #define MM_HALVES 1       /* 16-row halves of the 32-row weight tile taken together */
+#define DIRECT_HALVES 1   /* the same where nothing is unpacked */
+#define DIRECT_COLS 2     /* columns up to which that is faster than unpacking once */
 #define ATTN_ROWS 2       /* query rows that share one load of a key or value */
 #define ATTN_VECS 2       /* vectors of keys or values that they take together */
 #define UNROLL(n)         /* loops over lanes are long enough */
@@ -263,16 +265,6 @@ static inline vi vi_dot(vi acc, vb a, const int8_t *x) {
     }
     return acc;
 }
-/* as vi_dot with a - 128 in place of a */
-static inline vi vi_dot_wide(vi acc, vb a, const int8_t *x) {
-    LANES {
-        int32_t s = 0;
-        for (int j = 0; j < 4; j++) s += ((int32_t)a.v[4 * l + j] - 128) * x[j];
-        acc.v[l] = (int32_t)((uint32_t)acc.v[l] + (uint32_t)s);
-    }
-    return acc;
-}
-
 static inline vb vb_load(const uint8_t *p) {
     vb r;
     memcpy(&r, p, sizeof r);
