@@ -1,8 +1,4 @@
-"""Checkpoint folders for tests: the recorded ones, and ones whose files are written here by hand.
-
-The recorded ones come from scripts/record_checkpoints.py: `transformers` has saved them, and has
-computed the logits beside them.
-"""
+"""Checkpoint folders to change: copies of the recorded ones, and files written here by hand."""
 
 import json
 import shutil
@@ -13,10 +9,7 @@ from typing import Any
 import numpy as np
 from martlet.quant.safetensors_file import SafetensorsFile
 
-RECORDED = Path(__file__).parents[1] / "data" / "checkpoints"
-SHARED = Path(__file__).parents[2].parent / "shared" / "data"
-NAMES = sorted(path.name for path in RECORDED.iterdir() if path.is_dir())
-STORED = ("stories260k-hf", "prose-7m-hf", "prose-1m-hf")  # in SHARED, where that is
+from ..recorded import RECORDED
 
 _DTYPES = {"float32": "F32", "float16": "F16", "uint16": "BF16", "int64": "I64", "uint8": "U8"}
 

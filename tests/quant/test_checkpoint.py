@@ -11,7 +11,8 @@ from martlet.quant.errors import FileFormatError, MartletError, UnsupportedError
 from martlet.quant.safetensors_file import SafetensorsFile
 from safetensors.numpy import load_file, save_file
 
-from .checkpoints import NAMES, RECORDED, copied, write_raw, write_safetensors
+from ..recorded import RECORDED, TINY
+from .checkpoints import copied, write_raw, write_safetensors
 
 ONE = {"x": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}}
 
@@ -43,7 +44,7 @@ def test_bf16_is_the_upper_half_of_a_float(tmp_path: Path) -> None:
     assert row.tolist() == [1.0, -2.0, np.inf, 2.0**-133]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TINY)
 def test_recorded_checkpoints_open(name: str) -> None:
     checkpoint = Checkpoint.open(RECORDED / name)
     assert any(tensor.endswith("embed_tokens.weight") for tensor in checkpoint.tensors)

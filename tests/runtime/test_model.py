@@ -1,22 +1,24 @@
 """Opening a model file: defaults that depend on the machine, and refusals before anything loads."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from martlet.quant.errors import FileFormatError
+from martlet.quant.gguf_field import Field
 from martlet.quant.gguf_file import GGUFFile
+from martlet.quant.gguf_write import OutTensor, write_gguf
 from martlet.runtime.errors import ModelError, RequestError
 from martlet.runtime.executors import choice
 from martlet.runtime.executors import reference as choice_reference
 from martlet.runtime.executors.reference import ReferenceExecutor
 from martlet.runtime.model import PoolSize, load_model, size_pool
-from martlet.scripts.record_oracle import write_gguf
 
-from .test_oracle import relative_error
+from ..recorded import gguf_of, relative_error
 from .tiny import run_tokens, tiny_model
 
-ORACLE = Path(__file__).parents[1] / "data" / "oracle"
 MODEL = tiny_model()
 BLOCK_BYTES = MODEL.plan().kv_bytes_per_token() * 32
 
@@ -50,14 +52,14 @@ def test_sizes_are_positive(option: str) -> None:
 
 
 def test_load_model_puts_everything_together() -> None:
-    model = load_model(ORACLE / "qwen3.gguf", executor="reference", block_tokens=16, max_rows=8)
+    model = load_model(gguf_of("qwen3"), executor="reference", block_tokens=16, max_rows=8)
     try:
         assert model.config.arch == "qwen3"
         assert model.context == model.config.context_train == 256
         assert model.executor.block_tokens == 16
         assert model.executor_reason == "reference: asked for"
-        assert model.tokenizer.vocab_size == model.config.vocab_size == 96
-        assert run_tokens(model.executor, list(range(20))).shape == (20, 96)
+        assert model.tokenizer.vocab_size == model.config.vocab_size == 305
+        assert run_tokens(model.executor, list(range(20))).shape == (20, 305)
     finally:
         model.close()
 
@@ -77,17 +79,19 @@ def test_dequantize_decodes_blocks_and_keeps_the_answer_near() -> None:
 
 
 def rewritten(path: Path, *, drop: str = "", vocab_rows: int | None = None) -> Path:
-    """The oracle's llama file without a tensor, or with fewer embeddings than tokens."""
-    with GGUFFile.open(ORACLE / "llama.gguf") as file:
-        tensors = {
-            name: tensor.data.view("<f4").reshape(tensor.shape)[:vocab_rows]
-            if name in ("token_embd.weight", "output.weight")
-            else tensor.data.view("<f4").reshape(tensor.shape)
-            for name, tensor in file.tensors.items()
-            if name != drop
-        }
-        metadata = {k: v for k, v in file.metadata.items() if not k.startswith("tokenizer")}
-        write_gguf(path, metadata, tensors)
+    """A llama file without a tensor, or with fewer embeddings than tokens."""
+    with GGUFFile.open(gguf_of("llama")) as file:
+        fields = {key: Field.of(value) for key, value in file.metadata.items()}
+        tensors = []
+        for name, tensor in file.tensors.items():
+            values = tensor.data.view("<f4").reshape(tensor.shape)
+            if name in ("token_embd.weight", "output.weight"):
+                values = values[:vocab_rows]
+            if name != drop:
+                tensors.append(
+                    OutTensor(name, values.shape, tensor.format, partial(np.array, values))
+                )
+        write_gguf(path, fields, tensors)
     return path
 
 
@@ -98,8 +102,8 @@ def test_missing_tensor_is_named(tmp_path: Path) -> None:
 
 
 def test_tokens_without_embeddings_are_refused(tmp_path: Path) -> None:
-    path = rewritten(tmp_path / "m.gguf", vocab_rows=90)
-    with pytest.raises(FileFormatError, match=r"96 tokens.*only 90 rows"):
+    path = rewritten(tmp_path / "m.gguf", vocab_rows=290)
+    with pytest.raises(FileFormatError, match=r"300 tokens.*only 290 rows"):
         load_model(path, executor="reference")
 
 
@@ -108,7 +112,7 @@ def test_tokens_without_embeddings_are_refused(tmp_path: Path) -> None:
 
 def test_unknown_executor_is_refused_with_the_list() -> None:
     with pytest.raises(RequestError, match="'cuda' is unknown; known: auto, native, numba, ref"):
-        load_model(ORACLE / "llama.gguf", executor="cuda")
+        load_model(gguf_of("llama"), executor="cuda")
 
 
 def test_auto_takes_the_first_that_is_available_and_says_why(

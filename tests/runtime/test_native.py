@@ -1,7 +1,5 @@
 """The C executor against the reference op by op, and against recorded logits, on every ISA."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from martlet.quant.gguf_file import GGUFFile
@@ -11,8 +9,8 @@ from martlet.runtime.executors.reference import ReferenceExecutor
 from martlet.runtime.models import record_plan
 from martlet.runtime.ops import BufferKind, KvType
 from martlet.runtime.weights import StoredTensor, StoredWeights
-from martlet.scripts.record_oracle import MODELS
 
+from ..recorded import RELATIVE_ERROR, TINY, error_of, gguf_of, recorded_ids
 from .native_library import ISAS
 from .op_cases import OP_CASES, OpBuilder, OpCase, one_step
 from .tiny import BLOCK_FORMATS, FLOAT_FORMATS, run_tokens, tiny_model
@@ -20,9 +18,6 @@ from .tiny import BLOCK_FORMATS, FLOAT_FORMATS, run_tokens, tiny_model
 # A key on a rounding boundary of the int8 cache may fall to the other side.
 KV_TOLERANCE = 5e-3
 FLOAT_MODEL_TOLERANCE = 1e-3  # two layers; keys on a rounding boundary of half precision
-ORACLE_TOLERANCE = 1e-4  # transformers in fp32, F32 weights and cache
-
-DATA = Path(__file__).parents[1] / "data" / "oracle"
 
 
 def relative_error(mine: np.ndarray, expected: np.ndarray) -> float:
@@ -42,9 +37,9 @@ def test_every_op_on_every_isa(case: OpCase) -> None:
             np.testing.assert_array_equal(mine, scalar, err_msg=f"{isa} against scalar")
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", TINY)
 def test_transformers_on_every_isa(name: str) -> None:
-    with np.load(DATA / f"{name}.npz") as recorded, GGUFFile.open(DATA / f"{name}.gguf") as file:
+    with GGUFFile.open(gguf_of(name)) as file:
         weights = StoredWeights(file.tensors)
         shapes = {tensor: weights.shape(tensor) or () for tensor in weights.names()}
         config = ModelConfig.from_metadata(file.metadata, shapes)
@@ -53,9 +48,9 @@ def test_transformers_on_every_isa(name: str) -> None:
             executor = NativeExecutor(
                 plan, weights, n_blocks=4, kv_type=KvType.F32, isa=isa, n_threads=2
             )
-            logits = run_tokens(executor, recorded["ids"].tolist())
+            logits = run_tokens(executor, recorded_ids(name))
             executor.close()
-            assert relative_error(logits, recorded["logits"]) <= ORACLE_TOLERANCE, isa
+            assert error_of(name, logits) < RELATIVE_ERROR, isa
 
 
 @pytest.mark.parametrize("activations", [BufferKind.Q8, BufferKind.BF16])

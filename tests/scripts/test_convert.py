@@ -1,6 +1,7 @@
-"""`martlet convert` from end to end: the same logits as transformers, the same text as llama.cpp.
+"""`martlet convert` from end to end: the same text as llama.cpp, the same bytes, nothing half done.
 
-The checkpoints, their logits and llama.cpp's answers are recorded (scripts/record_checkpoints.py).
+The checkpoints and llama.cpp's answers are recorded (scripts/record_checkpoints.py). That the files
+compute what transformers computes is shown in tests/runtime/test_oracle.py.
 """
 
 import hashlib
@@ -21,101 +22,37 @@ from martlet.quant.encode import encode
 from martlet.quant.errors import MartletError, NoSpace
 from martlet.quant.gguf_file import GGUFFile
 from martlet.quant.mixtures import find_preset, mixture
-from martlet.runtime.executors.choice import EXECUTORS, executor_class
 from martlet.runtime.model import load_model
 from martlet.runtime.ops import BufferKind, KvType
 from martlet.scripts import convert as command
-from martlet.scripts.convert_check import EXACT_ERROR, compare_logits, file_logits
+from martlet.scripts.convert_check import EXACT_ERROR, compare_logits
 from martlet.scripts.convert_facts import reader_facts
 from martlet.scripts.scored_text import chunk_step
 from martlet.scripts.source_forward import source_logits
 
-from ..quant.checkpoints import (
-    NAMES,
+from ..quant.checkpoints import copied, edit_json, rewrite, stored_arrays
+from ..recorded import (
     RECORDED,
-    SHARED,
     STORED,
-    copied,
-    edit_json,
-    rewrite,
-    stored_arrays,
+    TINY,
+    checkpoint_of,
+    convert,
+    error_of,
+    gguf_of,
+    recorded_ids,
 )
 from .conftest import Martlet
 
 LLAMA_CPP = json.loads((RECORDED / "llama_cpp.json").read_text())
-STORED_COLUMNS = 8  # of the large vocabularies every eighth logit is recorded
 FACTS = reader_facts()
-Convert = Callable[..., Path]
 
 
-def folder_of(name: str) -> Path:
-    if name not in STORED:
-        return RECORDED / name
-    if not (SHARED / name).exists():
-        pytest.skip(f"no ../shared/data/{name} beside the checkout")
-    return SHARED / name
-
-
-def convert(folder: Path, out: Path, type_: str = "F32") -> Path:
-    conversion = read_conversion(folder, FACTS)
-    preset = find_preset(type_)
-    formats = command.choose_formats(conversion, preset)
-    command.write_file(conversion, out, formats, preset.file_type, folder.name, None)
-    return out
-
-
-@pytest.fixture(scope="module")
-def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A checkpoint by name as F32, converted once."""
-    made: dict[str, Path] = {}
-
-    def get(name: str) -> Path:
-        if name not in made:
-            folder = tmp_path_factory.mktemp(name)
-            made[name] = convert(folder_of(name), folder / f"{name}.gguf")
-        return made[name]
-
-    return get
-
-
-def recorded(name: str) -> tuple[list[int], np.ndarray]:
-    with np.load(RECORDED / "logits.npz") as data:
-        return data[f"{name}.ids"].tolist(), data[f"{name}.logits"]
-
-
-def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
-
-
-@pytest.fixture(params=EXECUTORS)
-def executor(request: pytest.FixtureRequest) -> str:
-    try:
-        executor_class(request.param)
-    except (ImportError, OSError, MartletError) as error:
-        pytest.skip(f"{request.param} is not available: {error}")
-    return str(request.param)
-
-
-@pytest.mark.parametrize("name", [*NAMES, *STORED])
-def test_logits_equal_those_of_transformers(
-    name: str, executor: str, converted: Callable[[str], Path]
-) -> None:
-    ids, expected = recorded(name)
-    logits = file_logits(converted(name), ids, executor)
-    if name in STORED:
-        logits = logits[:, ::STORED_COLUMNS]
-    assert relative_error(logits, expected) < EXACT_ERROR
-
-
-@pytest.mark.parametrize("name", [*NAMES, *STORED])
+@pytest.mark.parametrize("name", [*TINY, *STORED])
 def test_the_source_forward_equals_transformers(name: str) -> None:
-    ids, expected = recorded(name)
-    checkpoint = Checkpoint.open(folder_of(name))
+    checkpoint = Checkpoint.open(checkpoint_of(name))
     config = checkpoint.json("config.json")
-    logits = source_logits(checkpoint, config, read_settings(config), ids)
-    if name in STORED:
-        logits = logits[:, ::STORED_COLUMNS]
-    assert relative_error(logits, expected) < EXACT_ERROR
+    logits = source_logits(checkpoint, config, read_settings(config), recorded_ids(name))
+    assert error_of(name, logits) < EXACT_ERROR
 
 
 def greedy(path: Path, prompt: str, n_tokens: int) -> str:
@@ -140,10 +77,8 @@ def greedy(path: Path, prompt: str, n_tokens: int) -> str:
 
 
 @pytest.mark.parametrize("name", LLAMA_CPP["said"])
-def test_the_greedy_text_is_that_of_llama_cpp(
-    name: str, tmp_path: Path, converted: Callable[[str], Path]
-) -> None:
-    path = converted(name)
+def test_the_greedy_text_is_that_of_llama_cpp(name: str, tmp_path: Path) -> None:
+    path = gguf_of(name)
     if name == "mistral":  # llama.cpp does not know the window of this architecture
         folder = copied(name, tmp_path)
         edit_json(folder / "config.json", sliding_window=None)
@@ -152,12 +87,12 @@ def test_the_greedy_text_is_that_of_llama_cpp(
     assert greedy(path, LLAMA_CPP["prompt"], LLAMA_CPP["n_tokens"]) == said
 
 
-def test_the_window_of_mistral_is_in_the_file(converted: Callable[[str], Path]) -> None:
-    with GGUFFile.open(converted("mistral")) as file:
+def test_the_window_of_mistral_is_in_the_file() -> None:
+    with GGUFFile.open(gguf_of("mistral")) as file:
         assert file.metadata["llama.attention.sliding_window"] == 9
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TINY)
 @pytest.mark.parametrize("type_", ["F32", "BF16"])
 def test_the_same_bytes_twice(name: str, type_: str, tmp_path: Path) -> None:
     paths = [convert(RECORDED / name, tmp_path / f"{n}.gguf", type_) for n in range(2)]
@@ -165,10 +100,10 @@ def test_the_same_bytes_twice(name: str, type_: str, tmp_path: Path) -> None:
     assert first == second
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_gguf_package_reads_it(name: str, converted: Callable[[str], Path]) -> None:
-    reader = gguf.GGUFReader(converted(name))
-    with GGUFFile.open(converted(name)) as file:
+@pytest.mark.parametrize("name", TINY)
+def test_the_gguf_package_reads_it(name: str) -> None:
+    reader = gguf.GGUFReader(gguf_of(name))
+    with GGUFFile.open(gguf_of(name)) as file:
         assert {t.name for t in reader.tensors} == set(file.tensors)
         for tensor in reader.tensors:
             mine = file.tensors[tensor.name]
@@ -178,7 +113,7 @@ def test_the_gguf_package_reads_it(name: str, converted: Callable[[str], Path]) 
         assert tokens == file.metadata["tokenizer.ggml.tokens"]
 
 
-def test_gemma_inside_a_class_for_images(tmp_path: Path, converted: Callable[[str], Path]) -> None:
+def test_gemma_inside_a_class_for_images(tmp_path: Path) -> None:
     folder = copied("gemma3", tmp_path)
     config = json.loads((folder / "config.json").read_text())
     kept = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}
@@ -188,7 +123,7 @@ def test_gemma_inside_a_class_for_images(tmp_path: Path, converted: Callable[[st
     arrays["model.vision_tower.patch.weight"] = np.zeros((3, 2, 2, 2), np.float32)
     rewrite(folder, arrays)
     path = convert(folder, tmp_path / "gemma3.gguf")
-    assert path.read_bytes() == converted("gemma3").read_bytes()
+    assert path.read_bytes() == gguf_of("gemma3").read_bytes()
     assert compare_logits(read_conversion(folder, FACTS), path).is_exact
 
 
@@ -211,12 +146,10 @@ def test_fused_projections_compute_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("type_", ["Q8_0", "Q5_1", "Q4_K_M", "IQ4_NL"])
-def test_quantizing_on_the_way_is_quantizing_the_f32_file(
-    type_: str, tmp_path: Path, converted: Callable[[str], Path]
-) -> None:
+def test_quantizing_on_the_way_is_quantizing_the_f32_file(type_: str, tmp_path: Path) -> None:
     out = convert(RECORDED / "llama", tmp_path / "out.gguf", type_)
     preset = find_preset(type_)
-    with GGUFFile.open(out) as file, GGUFFile.open(converted("llama")) as plain:
+    with GGUFFile.open(out) as file, GGUFFile.open(gguf_of("llama")) as plain:
         shapes = {name: tensor.shape for name, tensor in plain.tensors.items()}
         expected = mixture(preset, plain.metadata, shapes)
         assert file.metadata["general.file_type"] == preset.file_type
@@ -228,8 +161,8 @@ def test_quantizing_on_the_way_is_quantizing_the_f32_file(
 
 @pytest.mark.parametrize(("type_", "most_kl"), [("Q8_0", 0.002), ("Q4_K_M", 0.05)])
 def test_a_quantized_file_says_nearly_the_same(type_: str, most_kl: float, tmp_path: Path) -> None:
-    out = convert(folder_of("prose-1m-hf"), tmp_path / "out.gguf", type_)
-    result = compare_logits(read_conversion(folder_of("prose-1m-hf"), FACTS), out)
+    out = convert(checkpoint_of("prose-1m-hf"), tmp_path / "out.gguf", type_)
+    result = compare_logits(read_conversion(checkpoint_of("prose-1m-hf"), FACTS), out)
     assert 0 < result.mean_kl < most_kl
 
 

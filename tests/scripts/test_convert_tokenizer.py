@@ -18,11 +18,12 @@ from martlet.runtime.tokenizer import Tokenizer
 from martlet.scripts.convert_check import PROBES, check_token_ids
 from martlet.scripts.convert_facts import reader_facts
 
-from ..quant.checkpoints import NAMES, RECORDED, SHARED, STORED, copied, edit_json
+from ..quant.checkpoints import copied, edit_json
+from ..recorded import RECORDED, SHARED, STORED, TINY
 
 FACTS = reader_facts()
-BYTE_LEVEL = [name for name in NAMES if (RECORDED / name / "tokenizer.json").exists()]
-SENTENCEPIECE = [name for name in NAMES if name not in BYTE_LEVEL]
+BYTE_LEVEL = [name for name in TINY if (RECORDED / name / "tokenizer.json").exists()]
+SENTENCEPIECE = [name for name in TINY if name not in BYTE_LEVEL]
 
 
 def convert(folder: Path, n_rows: int | None = None) -> dict[str, Any]:
