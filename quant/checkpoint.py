@@ -38,34 +38,40 @@ class Checkpoint:
 
     def json(self, name: str) -> dict[str, Any]:
         """A JSON object of the folder; empty where there is no such file."""
-        raw = self.raw(name)
-        if raw is None:
-            return {}
-        value = parse_json(raw, f"{self.folder / name}:")
-        if not isinstance(value, dict):
-            raise FileFormatError(f"{self.folder / name}: is not a JSON object")
-        return value
+        return _read_json(self.folder / name)
 
     def text(self, name: str) -> str | None:
-        raw = self.raw(name)
+        raw = _read(self.folder / name)
         try:
             return None if raw is None else raw.decode()
         except UnicodeDecodeError:
             raise FileFormatError(f"{self.folder / name}: is not UTF-8") from None
 
     def raw(self, name: str) -> bytes | None:
-        path = self.folder / name
-        if not path.is_file():
-            return None
-        if path.stat().st_size > MAX_TEXT_BYTES:
-            raise FileFormatError(
-                f"{path}: has {path.stat().st_size} bytes, at most {MAX_TEXT_BYTES} are read"
-            )
-        return path.read_bytes()
+        return _read(self.folder / name)
 
     def drop_pages(self) -> None:
         for file in self._files:
             file.drop_pages()
+
+
+def _read(path: Path) -> bytes | None:
+    if not path.is_file():
+        return None
+    n_bytes = path.stat().st_size
+    if n_bytes > MAX_TEXT_BYTES:
+        raise FileFormatError(f"{path}: has {n_bytes} bytes, at most {MAX_TEXT_BYTES} are read")
+    return path.read_bytes()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    raw = _read(path)
+    if raw is None:
+        return {}
+    value = parse_json(raw, f"{path}:")
+    if not isinstance(value, dict):
+        raise FileFormatError(f"{path}: is not a JSON object")
+    return value
 
 
 def _open_files(folder: Path) -> list[SafetensorsFile]:
@@ -85,8 +91,7 @@ def _open_files(folder: Path) -> list[SafetensorsFile]:
 
 def _open_shards(folder: Path) -> list[SafetensorsFile]:
     """All shards of the index, which must name exactly the tensors that they hold."""
-    index = parse_json((folder / INDEX).read_bytes(), f"{folder / INDEX}:")
-    places = index.get("weight_map") if isinstance(index, dict) else None
+    places = _read_json(folder / INDEX).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(v, str) for v in places.values()):
         raise FileFormatError(f"{folder / INDEX}: has no weight_map from tensors to files")
     files = {}

@@ -9,12 +9,11 @@ keys are those of the `gguf` package.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .convert_rope import RopeKeys, rope_keys
+from .convert_rope import RopeKeys, positive, rope_keys
 from .errors import FileFormatError, UnsupportedError
 
 _LOCAL = "sliding_attention"
@@ -101,6 +100,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "num_local_experts": (0, 1),
     "num_experts": (0, 1),
 }
+_MAX_LAYERS = 4096  # a bound on what a hostile file can make us list; readers have the same
 _GEMMA3_27B_LAYERS = 62  # this size alone has another query scale; readers know it by its layers
 
 
@@ -172,6 +172,10 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
     keys = _Config({key: value for key, value in values.items() if value is not None})
     _refuse_unsupported(keys.values, family)
     n_layers, dim = keys.count("num_hidden_layers"), keys.count("hidden_size")
+    if n_layers > _MAX_LAYERS:
+        raise FileFormatError(
+            f"config.json: num_hidden_layers is {n_layers}, at most {_MAX_LAYERS}"
+        )
     heads = keys.count("num_attention_heads")
     kv_heads = keys.count("num_key_value_heads", heads)
     if heads % kv_heads:
@@ -222,12 +226,7 @@ class _Config:
         return value
 
     def number(self, key: str) -> float:
-        value = self.values.get(key)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or value <= 0:
-            raise FileFormatError(f"config.json: {key} is {value!r}, expected a number above 0")
-        if not math.isfinite(value):
-            raise FileFormatError(f"config.json: {key} is {value!r}, expected a finite number")
-        return float(value)
+        return positive(key, self.values.get(key))
 
 
 def _family(config: Mapping[str, Any]) -> Family:

@@ -17,6 +17,7 @@ import numpy as np
 from .errors import FileFormatError, UnsupportedError
 
 _GLOBAL = "full_attention"
+_LEAST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,16 @@ def _original_context(rope: Mapping[str, Any], config: Mapping[str, Any], contex
 
 def _number(rope: Mapping[str, Any], key: str, default: Any = None) -> float:
     value = rope.get(key)
-    value = default if value is None else value
+    return positive(f"{key} of rope", default if value is None else value)
+
+
+def positive(what: str, value: Any) -> float:
+    """A number that a GGUF file holds as float32 without it becoming 0 or infinite."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value <= 0:
-        raise FileFormatError(f"config.json: {key} of rope is {value!r}, expected a number above 0")
+    if not is_number or not _LEAST <= value <= _LARGEST:
+        raise FileFormatError(
+            f"config.json: {what} is {value!r:.80}, expected a number above 0 that float32 holds"
+        )
     return float(value)
 
 

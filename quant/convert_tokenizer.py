@@ -173,7 +173,8 @@ def _template_ends(node: Any) -> tuple[str | None, str | None] | None:
     names: list[str | None] = []
     for item in node["single"]:
         special = item.get("SpecialToken") if isinstance(item, dict) else None
-        names.append(special.get("id") if isinstance(special, dict) else None)
+        name = special.get("id") if isinstance(special, dict) else None
+        names.append(name if isinstance(name, str) else None)
     if not names:
         return None, None
     return names[0], names[-1] if len(names) > 1 else None

@@ -22,6 +22,7 @@ from .errors import FileFormatError, MartletError, UnsupportedError
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the format's own library
 MAX_DIMS = 8
+MAX_COUNT = 1 << 63  # bytes and lengths of any file are below; Python's numbers know no end
 METADATA = "__metadata__"
 # What the weights are read as; BF16 is the upper half of a float32.
 _NUMPY_TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
@@ -168,10 +169,12 @@ def _check_entry(name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]
         raise UnsupportedError(f"tensor {name!r} has the unknown type {dtype!r}")
     if not _are_counts(shape) or len(shape) > MAX_DIMS:
         raise FileFormatError(
-            f"tensor {name!r} has shape {shape!r}, expected at most {MAX_DIMS} whole numbers"
+            f"tensor {name!r} has shape {shape!r:.80}, expected at most {MAX_DIMS} whole numbers"
         )
     if not _are_counts(place) or len(place) != 2 or place[0] > place[1]:
-        raise FileFormatError(f"tensor {name!r} has data_offsets {place!r}, expected [begin, end]")
+        raise FileFormatError(
+            f"tensor {name!r} has data_offsets {place!r:.80}, expected [begin, end]"
+        )
     needed = math.prod(shape) * size
     if place[1] - place[0] != needed:
         raise FileFormatError(
@@ -183,5 +186,5 @@ def _check_entry(name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]
 
 def _are_counts(values: Any) -> TypeGuard[list[int]]:
     return isinstance(values, list) and all(
-        isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in values
+        isinstance(v, int) and not isinstance(v, bool) and 0 <= v < MAX_COUNT for v in values
     )

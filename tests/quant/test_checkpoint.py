@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from martlet.quant.checkpoint import INDEX, Checkpoint
+from martlet.quant.checkpoint import INDEX, MAX_TEXT_BYTES, Checkpoint
 from martlet.quant.errors import FileFormatError, MartletError, UnsupportedError
 from martlet.quant.safetensors_file import SafetensorsFile
 from safetensors.numpy import load_file, save_file
@@ -61,12 +61,14 @@ def test_recorded_checkpoints_open(name: str) -> None:
         (changed(dtype="F33"), bytes(16), "unknown type"),
         (changed(dtype=["F32"]), bytes(16), "unknown type"),
         (changed(shape=[2**40, 2**40]), bytes(16), "needs"),
+        (changed(shape=[10**4000] * 8), bytes(16), "whole numbers"),
+        (changed(data_offsets=[0, 10**4000]), bytes(16), "expected [begin, end]"),
         (changed(shape=[-2, -2]), bytes(16), "whole numbers"),
         (changed(shape=[True, 4]), bytes(16), "whole numbers"),
         (changed(shape=[1] * 9), bytes(16), "at most 8"),
         (changed(data_offsets=[0, 12]), bytes(16), "its place has 12"),
         (changed(data_offsets=[16, 0]), bytes(16), "expected [begin, end]"),
-        (changed(data_offsets=[0, 2**64]), bytes(16), "its place has"),
+        (changed(data_offsets=[0, 2**62]), bytes(16), "its place has"),
         (changed(data_offsets=[4, 20]), bytes(20), "begins at 4"),
         (ONE, bytes(15), "cut short"),
         (ONE, bytes(17), "17 bytes of data"),
@@ -132,6 +134,13 @@ def test_a_shard_with_a_tensor_the_index_lacks(tmp_path: Path) -> None:
 def test_an_index_may_not_point_elsewhere(tmp_path: Path, name: str) -> None:
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"x": name}}))
     with pytest.raises(FileFormatError, match="not a plain file name"):
+        Checkpoint.open(tmp_path)
+
+
+def test_an_index_without_end_is_not_read(tmp_path: Path) -> None:
+    with open(tmp_path / INDEX, "wb") as file:
+        file.truncate(MAX_TEXT_BYTES + 1)  # a hole; takes no room
+    with pytest.raises(FileFormatError, match=f"at most {MAX_TEXT_BYTES} are read"):
         Checkpoint.open(tmp_path)
 
 

@@ -346,6 +346,15 @@ def test_sampling_defaults() -> None:
         ({"added_tokens": [{"id": -5, "content": "x"}]}, "has the id -5"),
         ({"added_tokens": [{"id": 5}]}, "has no text"),
         ({"added_tokens": {}}, None),
+        (
+            {
+                "post_processor": {
+                    "type": "TemplateProcessing",
+                    "single": [{"SpecialToken": {"id": [1]}}, {"Sequence": {"id": "A"}}],
+                }
+            },
+            None,
+        ),
         ({"added_tokens": [7]}, "has no text"),
         ({"model": []}, "model is not a JSON object"),
     ],
