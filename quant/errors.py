@@ -22,3 +22,7 @@ class UnsupportedError(MartletError):
 
 class NoSpace(MartletError):
     """The disk is too full for the file that was to be written."""
+
+
+class NotAFile(MartletError):
+    """The place where a file was to be written is a folder, a device or a pipe."""

@@ -100,7 +100,13 @@ _ARRAYS: dict[type, Any] = {
 
 
 def _string(value: str) -> bytes:
-    raw = value.encode("utf-8", "surrogateescape")
+    try:
+        raw = value.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise FileFormatError(
+            f"the text {value!r:.80} holds half of a character at {error.start}; UTF-8 has no form"
+            " for it"
+        ) from None
     return struct.pack("<Q", len(raw)) + raw
 
 
@@ -112,11 +118,18 @@ def _numbers(values: Any, type_id: int) -> bytes:
     dtype = NUMBER_DTYPES[type_id]
     try:
         given = np.asarray(values)
-        stored = given.astype(dtype)
-        # Casting wraps integers silently; NaN is equal to itself here.
-        fits = dtype.kind == "f" or np.array_equal(stored, given)
+        with np.errstate(over="ignore"):
+            stored = given.astype(dtype)
+        # Casting wraps integers silently, and makes large floats infinite. Rounding is no misfit.
+        is_float = dtype.kind == "f"
+        fits = not _grows(given, stored) if is_float else np.array_equal(stored, given)
     except (OverflowError, ValueError, TypeError) as error:
         raise FileFormatError(f"{values!r:.80} does not fit GGUF's {dtype.name}: {error}") from None
     if not fits:
         raise FileFormatError(f"{values!r:.80} does not fit GGUF's {dtype.name}")
     return stored.tobytes()
+
+
+def _grows(given: np.ndarray, stored: np.ndarray) -> bool:
+    """Whether a finite number has become infinite."""
+    return bool((np.isinf(stored) & np.isfinite(given.astype(np.float64))).any())

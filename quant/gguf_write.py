@@ -61,8 +61,9 @@ def write_gguf(
     alignment = _alignment(fields)
     head = _head(fields, tensors, alignment)
     data_bytes = sum(padded(tensor.n_bytes, alignment) for tensor in tensors)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    check_space(path.parent, len(head) + data_bytes, "the model", "write it to another disk")
+    check_space(
+        path.resolve().parent, len(head) + data_bytes, "the model", "write it to another disk"
+    )
     with whole_or_nothing(path) as out:
         out.write(head)
         for tensor in tensors:
@@ -118,7 +119,10 @@ def _check_tensors(tensors: Sequence[OutTensor]) -> None:
 
 
 def _name(text: str) -> bytes:
-    raw = text.encode("utf-8")
+    try:
+        raw = text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise FileFormatError(f"name {quoted(text)} is not UTF-8") from None
     if not 0 < len(raw) <= MAX_NAME_BYTES:
         raise FileFormatError(
             f"name {quoted(text)} has {len(raw)} bytes; GGUF names have 1 to {MAX_NAME_BYTES}"

@@ -14,14 +14,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from .errors import NoSpace
+from .errors import NoSpace, NotAFile
 
 MARGIN_BYTES = 64 << 20  # what a new file leaves free on the disk
 
 
 def check_space(folder: Path, need_bytes: int, what: str, advice: str) -> None:
-    """Raises NoSpace; `what` needs the bytes, `advice` is what to do other than freeing some."""
-    free_bytes = shutil.disk_usage(folder).free
+    """Raises NoSpace; `what` needs the bytes, `advice` is what to do other than freeing some.
+    The folder may be one that is still to be made."""
+    there = next(f for f in (folder.resolve(), *folder.resolve().parents) if f.exists())
+    free_bytes = shutil.disk_usage(there).free
     if free_bytes < need_bytes + MARGIN_BYTES:
         raise NoSpace(
             f"{folder} has {free_bytes >> 20} MiB free, {what} needs"
@@ -34,8 +36,12 @@ def whole_or_nothing(path: Path) -> Iterator[BinaryIO]:
     """A file beside `path` that takes its name at the end, or goes away on any error.
 
     Its bytes are on the disk before the name is: a machine that loses power keeps the old file or
-    has the new one.
+    has the new one. A link is followed. Raises NotAFile before anything is made where `path` is a
+    folder, a device or a pipe, which a rename would replace.
     """
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        raise NotAFile(f"{path} is no regular file, and is left as it is; name another one")
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     part = Path(name)

@@ -1,6 +1,8 @@
 """The writer of GGUF files: what it writes is read back, by us and by the `gguf` package; what it
 refuses leaves nothing behind."""
 
+import math
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 from martlet.quant import whole_file
-from martlet.quant.errors import FileFormatError, NoSpace
+from martlet.quant.errors import FileFormatError, NoSpace, NotAFile
 from martlet.quant.formats import FORMATS
 from martlet.quant.gguf_field import Field
 from martlet.quant.gguf_file import GGUFFile
@@ -97,6 +99,7 @@ def test_tensors_start_at_multiples_of_the_alignment(tmp_path: Path, alignment: 
         ({}, [tensor("a"), tensor("a")], "tensor 'a' appears twice"),
         ({}, [tensor("")], "has 0 bytes"),
         ({"": Field.uint32(1)}, [], "has 0 bytes"),
+        ({"\ud800": Field.uint32(1)}, [], "is not UTF-8"),
         ({}, [tensor("a", (1, 1, 1, 1, 32))], "1 to 4 dimensions"),
         ({}, [tensor("a", (0, 32))], "1 to 4 dimensions"),
         ({}, [OutTensor("a", (2, 48), FORMATS["Q8_0"], np.array)], "'a': rows of 48 weights"),
@@ -125,6 +128,31 @@ def test_a_failure_in_the_middle_keeps_the_old_file(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["m.gguf"]
 
 
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_what_is_no_file_is_not_replaced(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    place = tmp_path / "place"
+    make(place)
+    before = place.stat()
+    with pytest.raises(NotAFile, match="place is no regular file"):
+        write_gguf(place, {}, TENSORS)
+    assert place.stat() == before
+    assert list(tmp_path.iterdir()) == [place]
+
+
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    link = tmp_path / "m.gguf"
+    link.symlink_to(tmp_path / "disk" / "m.gguf")
+    write_gguf(link, {}, TENSORS)
+    assert link.is_symlink()
+    assert [entry.name for entry in (tmp_path / "disk").iterdir()] == ["m.gguf"]
+
+
+def test_a_float_keeps_infinity_and_nan() -> None:
+    assert Field.float32(math.inf).payload == struct.pack("<f", math.inf)
+    assert Field.float32(math.nan).payload == struct.pack("<f", math.nan)
+
+
 def test_a_full_disk_is_told_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(whole_file, "MARGIN_BYTES", 1 << 60)
     with pytest.raises(NoSpace, match="MiB free, the model needs"):
@@ -139,6 +167,9 @@ def test_a_full_disk_is_told_first(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         lambda: Field.uint32(2**32),
         lambda: Field.number(1.5, gguf_bytes.I32),
         lambda: Field.numbers([1, 300], gguf_bytes.U8),
+        lambda: Field.float32(1e39),
+        lambda: Field.numbers(np.array([0.0, 1e39]), gguf_bytes.F32),
+        lambda: Field.string("\ud800"),
         lambda: Field.of([]),
         lambda: Field.of([1, "a"]),
         lambda: Field.of(None),
