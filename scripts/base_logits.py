@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from martlet.quant.errors import FileFormatError
 from martlet.quant.whole_file import check_space, whole_or_nothing
+from martlet.runtime.errors import ModelError
 from martlet.scripts.scored_text import n_scored
 
 MAGIC = b"_logits_"
@@ -24,6 +25,7 @@ RANGE = 16.0  # nats below the largest logit that are kept
 FLOOR = -RANGE  # tokens below are left out of a divergence, as llama-perplexity does
 STEPS = 65535
 MAX_VOCAB = 1 << 24
+MOST_LN_P = 1e-3  # 0 but for half a step of 16 bits and float32
 HEAD = np.dtype([("n_ctx", "<i4"), ("n_vocab", "<i4"), ("n_chunks", "<i4")])
 
 
@@ -106,6 +108,10 @@ class BaseLogits:
         log_p = decode(records, self.n_vocab)
         if not np.isfinite(log_p).all():
             raise FileFormatError(f"{self.path}: chunk {chunk} has values that are no numbers")
+        if log_p.max() > MOST_LN_P:
+            raise FileFormatError(
+                f"{self.path}: chunk {chunk} has probabilities above 1; write the file again"
+            )
         return log_p
 
 
@@ -125,10 +131,12 @@ def write_base_logits(
     tokens = np.asarray(chunks, "<i4")
     n_chunks, n_ctx = tokens.shape
     needed = file_bytes(n_ctx, n_vocab, n_chunks)
-    check_space(path.parent, needed, "the base logits", "free some, or take fewer --chunks")
+    check_space(path.resolve().parent, needed, "the base logits", "take fewer --chunks")
     with whole_or_nothing(path) as file:
         file.write(MAGIC)
         file.write(np.array((n_ctx, n_vocab, n_chunks), HEAD).tobytes())
         file.write(tokens.tobytes())
         for values in logits:
+            if not np.isfinite(values.max(axis=1)).all():  # NaN is the largest of any row it is in
+                raise ModelError("the base's logits are not finite; its file is damaged")
             file.write(encode(values).tobytes())

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from martlet.quant.errors import FileFormatError
+from martlet.quant import whole_file
+from martlet.quant.errors import FileFormatError, NoSpace
+from martlet.runtime.errors import ModelError
 from martlet.scripts.base_logits import (
     BaseLogits,
     decode,
@@ -111,6 +113,35 @@ def test_values_that_are_no_numbers_are_told_by_chunk(tmp_path: Path) -> None:
     file.rows(0, slice(0, 2))
     with pytest.raises(FileFormatError, match="chunk 1"):
         file.rows(1, slice(0, 2))
+
+
+def test_probabilities_above_one_are_told_by_chunk(tmp_path: Path) -> None:
+    path = tmp_path / "base"
+    write(path)
+    content = bytearray(path.read_bytes())
+    content[-12:-8] = struct.pack("<f", 0.5)  # the least ln p of the last scored token
+    path.write_bytes(content)
+    with pytest.raises(FileFormatError, match="chunk 1 has probabilities above 1"):
+        BaseLogits.open(path).rows(1, slice(0, 2))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_base_without_a_distribution_is_not_written(tmp_path: Path, value: float) -> None:
+    logits = np.array([[0, value, 1]] * 4, np.float32)
+    with pytest.raises(ModelError, match="not finite"):
+        write_base_logits(tmp_path / "base", CHUNKS, 3, [logits])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_made_for_the_file(tmp_path: Path) -> None:
+    write(tmp_path / "new" / "base")
+    assert is_base_logits(str(tmp_path / "new" / "base"))
+
+
+def test_a_full_disk_is_told_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole_file, "MARGIN_BYTES", 1 << 60)
+    with pytest.raises(NoSpace, match=r"needs \d+ MiB; free some, or take fewer --chunks$"):
+        write(tmp_path / "base")
 
 
 def test_a_failure_leaves_no_file(tmp_path: Path) -> None:
