@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from martlet.runtime import estimate as formulas
 from martlet.runtime.executors.native import NativeExecutor
 from martlet.runtime.model import size_pool
 from martlet.runtime.ops import KvType
+from martlet.runtime.step import Step
 
 from .native_library import IS_SANITIZED  # skips the file where there is no native library
 from .tiny import BLOCK_FORMATS, FLOAT_FORMATS, TinyDims, tiny_model
@@ -36,6 +38,23 @@ def test_sizes_are_what_the_native_executor_allocates(fmt: str, arch: str) -> No
             formulas.arena_bytes(plan, 37 * 32, 2), rel=0.1, abs=512 << 10
         )
         executor.close()
+
+
+def test_layers_of_a_large_pool_enter_new_pages_in_turns_and_not_at_one_block() -> None:
+    model = tiny_model("llama")
+    plan = model.plan()
+    block = sum(formulas.kv_block_bytes(plan, 32, KvType.F16))
+    n_blocks = (8 << 20) * len(plan.kv_layers) // block + 1  # reserved, and hardly touched
+    executor = NativeExecutor(plan, model.weights, n_blocks=n_blocks, n_threads=1)
+    assert 0 < executor.kv_bytes - n_blocks * block <= 2 << 20
+    ends = [executor.run(decode_step(block)).tobytes() for block in (0, n_blocks - 1)]
+    assert ends[0] == ends[1]
+    executor.close()
+
+
+def decode_step(block: int) -> Step:
+    ints = [np.array(values, np.int32) for values in ([1], [0], [0, 1], [[block]], [0])]
+    return Step(*ints)
 
 
 def test_layers_with_a_window_have_fewer_blocks() -> None:
