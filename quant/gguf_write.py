@@ -60,10 +60,8 @@ def write_gguf(
     path = Path(path)
     alignment = _alignment(fields)
     head = _head(fields, tensors, alignment)
-    data_bytes = sum(padded(tensor.n_bytes, alignment) for tensor in tensors)
-    check_space(
-        path.resolve().parent, len(head) + data_bytes, "the model", "write it to another disk"
-    )
+    n_bytes = file_bytes(fields, tensors)
+    check_space(path.resolve().parent, n_bytes, "the model", "write it to another disk")
     with whole_or_nothing(path) as out:
         out.write(head)
         for tensor in tensors:
@@ -71,7 +69,14 @@ def write_gguf(
             out.write(bytes(-tensor.n_bytes % alignment))
             if on_tensor is not None:
                 on_tensor(tensor)
-    return len(head) + data_bytes
+    return n_bytes
+
+
+def file_bytes(fields: Mapping[str, Field], tensors: Sequence[OutTensor]) -> int:
+    """What `write_gguf` would write, without asking for data."""
+    alignment = _alignment(fields)
+    data_bytes = sum(padded(tensor.n_bytes, alignment) for tensor in tensors)
+    return len(_head(fields, tensors, alignment)) + data_bytes
 
 
 def _alignment(fields: Mapping[str, Field]) -> int:

@@ -7,15 +7,19 @@ or what is done with the numbers. Layouts: llama.cpp's `common/imatrix-loader.cp
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
 
 import numpy as np
 
 from .errors import FileFormatError
-from .formats import dequantize
+from .formats import FORMATS, dequantize
+from .gguf_field import Field
 from .gguf_file import GGUFFile
+from .gguf_write import OutTensor, write_gguf
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 _MAX_NAME_BYTES = 4096
@@ -31,6 +35,32 @@ class Imatrix:
     importance: dict[str, np.ndarray]
     datasets: list[str]
     n_chunks: int
+
+
+def write_imatrix(
+    path: str | PathLike[str],
+    sums: Mapping[str, np.ndarray],
+    counts: Mapping[str, np.ndarray],
+    *,
+    dataset: str,
+    n_chunks: int,
+    chunk_tokens: int,
+) -> None:
+    """The GGUF form, for llama-quantize too: of each tensor the sums of squares (matrices, cols)
+    of what it multiplied, and how many rows went into them, (matrices, 1)."""
+    fields = {
+        "general.type": Field.string("imatrix"),
+        "imatrix.datasets": Field.strings([dataset]),
+        "imatrix.chunk_count": Field.uint32(n_chunks),
+        "imatrix.chunk_size": Field.uint32(chunk_tokens),
+    }
+    values = {name + _SUMS: sums[name] for name in sorted(sums)}
+    values |= {name + _COUNTS: counts[name] for name in sorted(sums)}
+    tensors = [
+        OutTensor(name, v.shape, FORMATS["F32"], partial(np.asarray, v, np.float32))
+        for name, v in values.items()
+    ]
+    write_gguf(path, fields, tensors)
 
 
 def read_imatrix(path: str | PathLike[str]) -> Imatrix:

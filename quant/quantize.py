@@ -22,7 +22,7 @@ from .formats import FORMATS, Format, dequantize
 from .gguf_field import Field
 from .gguf_file import GGUFFile, GGUFTensor
 from .gguf_part import read_stored_fields
-from .gguf_write import OutTensor, write_gguf
+from .gguf_write import OutTensor, file_bytes, write_gguf
 
 QUANTIZATION_VERSION = 2  # of the block formats, as ggml counts
 _SPLIT_PREFIX = "split."
@@ -99,19 +99,36 @@ def quantize_file(
         if on_tensor is not None:
             on_tensor(reports[tensor.name])
 
+    write_gguf(out, _fields(source, plan), _tensors(source, plan, data_of), on_tensor=written)
+    return list(reports.values())
+
+
+def quantized_bytes(source: GGUFFile, plan: Plan) -> int:
+    """The size of the file that `quantize_file` would write."""
+
+    def never(tensor: GGUFTensor) -> np.ndarray:
+        raise AssertionError(f"{tensor.name} is not asked for")
+
+    return file_bytes(_fields(source, plan), _tensors(source, plan, never))
+
+
+def _fields(source: GGUFFile, plan: Plan) -> dict[str, Field]:
     fields = read_stored_fields(source.metadata_path)
     fields = {key: value for key, value in fields.items() if not key.startswith(_SPLIT_PREFIX)}
-    fields |= {
+    return fields | {
         "general.file_type": Field.uint32(plan.file_type),
         "general.quantization_version": Field.uint32(QUANTIZATION_VERSION),
         **plan.fields,
     }
-    tensors = [
+
+
+def _tensors(
+    source: GGUFFile, plan: Plan, data_of: Callable[[GGUFTensor], np.ndarray]
+) -> list[OutTensor]:
+    return [
         OutTensor(tensor.name, tensor.shape, target_format(tensor, plan), partial(data_of, tensor))
         for tensor in source.tensors.values()
     ]
-    write_gguf(out, fields, tensors, on_tensor=written)
-    return list(reports.values())
 
 
 def check_plan(source: GGUFFile, plan: Plan) -> None:

@@ -28,6 +28,7 @@ PROBE = {256: "Q4_K", 32: "IQ4_NL"}  # in which the effect of feedback is measur
 TRIAL_TOKENS = 1024  # of trial runs; none of them enters the moments
 SAMPLE_ROWS = 64  # of a matrix, whose errors stand for all rows
 LEAST_TOKENS = 4096
+EMBEDDING = "token_embd.weight"
 
 
 class TextTooShort(MartletError):
@@ -115,11 +116,17 @@ def observe(
                 on_chunk()
     finally:
         runner.close()
-    return [
+    found = [
         Matrix(name, _rows_and_cols(weights, name), seen, unseen)
         for seen, unseen in zip(*sums, strict=True)
         for name in seen.weights
     ]
+    if EMBEDDING not in [matrix.name for matrix in found]:
+        # Its rows are taken, not multiplied: every error of a row reaches the model as it is.
+        shape = _rows_and_cols(weights, EMBEDDING)
+        even = InputMoments((EMBEDDING,), 1, np.ones(shape[1]), np.eye(shape[1]))
+        found.insert(0, Matrix(EMBEDDING, shape, even, even))
+    return found
 
 
 def _rows_and_cols(weights: WeightSource, name: str) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from martlet.scripts.divergence import divergence
 from martlet.scripts.doctor import doctor
 from martlet.scripts.doctor import version as installed_version
 from martlet.scripts.estimate import estimate
+from martlet.scripts.imatrix import imatrix
 from martlet.scripts.inspect_model import inspect
 from martlet.scripts.kld import kld
 from martlet.scripts.perplexity import perplexity
@@ -43,6 +44,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "bench": bench,
     "bench-peers": bench_peers,
     "quantize": quantize,
+    "imatrix": imatrix,
     "synthesize": synthesize,
     "soak": soak,
 }

@@ -146,3 +146,22 @@ def chunk_progress(what: str, n_chunks: int) -> Iterator[Callable[[int, str], No
         yield lambda done, so_far: bar.update(
             task, completed=done, description=f"{what} {so_far}".rstrip()
         )
+
+
+@contextlib.contextmanager
+def stage_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on stderr for work in stages: reports take the stage, and how many of how many."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeElapsedColumn as Elapsed
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Elapsed()
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        stages: dict[str, Any] = {}
+
+        def report(what: str, done: int, total: int) -> None:
+            if what not in stages:
+                stages[what] = bar.add_task(what, total=total)
+            bar.update(stages[what], completed=done)
+
+        yield report

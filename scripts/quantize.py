@@ -19,14 +19,16 @@ if TYPE_CHECKING:
     from martlet.quant.imatrix import Imatrix
     from martlet.quant.mixtures import Overrides, Preset
     from martlet.quant.quantize import Plan, TensorReport
+    from martlet.scripts.calibrated_plan import Budget, Text
 
 
 def quantize(
     source: Annotated[Path, typer.Argument(metavar="IN.gguf", exists=True, dir_okay=False)],
     out: Annotated[Path, typer.Argument(metavar="OUT.gguf")],
     type_: Annotated[
-        str, typer.Option("--type", help="A preset of llama.cpp: Q4_K_M, Q4_0, IQ4_XS, F16 …")
-    ],
+        str | None,
+        typer.Option("--type", help="A preset of llama.cpp: Q4_K_M, Q4_0, IQ4_XS, F16 …"),
+    ] = None,
     pure: Annotated[bool, typer.Option(help="Every matrix the same format, no mixture.")] = False,
     tensor_type: Annotated[
         list[str] | None,
@@ -45,6 +47,30 @@ def quantize(
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="Importance of channels, from llama.cpp."),
     ] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="UTF-8 text to run through the model: rounding is fitted to what products read.",
+        ),
+    ] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="With --calibrate: of the file, as 4.2M or '95%-of Q4_K_M'."
+        ),
+    ] = None,
+    bpw: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="With --calibrate: bits per weight, all tensors together."),
+    ] = None,
+    n_ctx: Annotated[
+        int, typer.Option("-c", "--context", min=4, help="Tokens per chunk of that text.")
+    ] = 512,
+    n_tokens: Annotated[
+        int, typer.Option("--tokens", min=1, help="Of that text, spread over all of it.")
+    ] = 32768,
     threads: options.ThreadsOption = None,
     dry_run: Annotated[
         bool, typer.Option(help="Show what would be written, and its size.")
@@ -56,8 +82,11 @@ def quantize(
     from martlet.quant.imatrix import read_imatrix
     from martlet.quant.mixtures import Overrides, find_preset
     from martlet.quant.quantize import check_plan, quantize_file
+    from martlet.scripts.calibrated_plan import Text
+    from martlet.scripts.scored_text import read_text
 
-    preset = find_preset(type_)
+    check_options(type_, calibrate, size, bpw)
+    preset = None if type_ is None else find_preset(type_)
     overrides = Overrides(
         patterns=parse_patterns(tensor_type or []),
         output=output_tensor_type and known_format(output_tensor_type),
@@ -68,7 +97,12 @@ def quantize(
         raise typer.BadParameter("OUT.gguf is IN.gguf; name another file")
     importance = None if imatrix is None else read_imatrix(imatrix)
     with GGUFFile.open(source) as file:
-        plan = make_plan(file, preset, overrides, importance, imatrix)
+        if calibrate is not None:
+            text = Text(read_text(calibrate), n_ctx, n_tokens)
+            plan = calibrated(file, text, budget_of(size, bpw), type_, threads)
+        else:
+            assert preset is not None, "check_options"
+            plan = make_plan(file, preset, overrides, importance, imatrix)
         check_plan(file, plan)
         warn_of_requantizing(file, plan)
         if dry_run:
@@ -84,7 +118,38 @@ def quantize(
                     progress(f"{report.name} {report.format}", done_bytes, total_bytes)
 
                 reports = quantize_file(file, out, plan, threads=threads, on_tensor=written)
-    show(reports, None if dry_run else out, preset, as_json)
+    show(reports, None if dry_run else out, preset.name if preset else "calibrated", as_json)
+
+
+def check_options(
+    type_: str | None, calibrate: Path | None, size: str | None, bpw: float | None
+) -> None:
+    """Exactly one of the three says how large the file becomes."""
+    given = [name for name, v in (("--type", type_), ("--size", size), ("--bpw", bpw)) if v]
+    if len(given) != 1:
+        raise typer.BadParameter(
+            f"one of --type, --size and --bpw is needed, given: {', '.join(given) or 'none'}"
+        )
+    if calibrate is None and type_ is None:
+        raise typer.BadParameter(f"{given[0]} chooses formats by what a text says: add --calibrate")
+
+
+def budget_of(size: str | None, bpw: float | None) -> Budget | None:
+    from martlet.scripts.calibrated_plan import Budget
+
+    if size is not None:
+        return Budget.parse(size)
+    return None if bpw is None else Budget(bits_per_weight=bpw)
+
+
+def calibrated(
+    file: GGUFFile, text: Text, budget: Budget | None, type_: str | None, threads: int | None
+) -> Plan:
+    from martlet.scripts.calibrated_plan import calibrated_plan
+    from martlet.scripts.console import stage_progress
+
+    with stage_progress() as progress:
+        return calibrated_plan(file, text, budget, type_, threads=threads, progress=progress)
 
 
 def parse_patterns(given: Sequence[str]) -> list[tuple[str, str]]:
@@ -171,11 +236,11 @@ def warn_of_requantizing(file: GGUFFile, plan: Plan) -> None:
         )
 
 
-def show(reports: list[TensorReport], out: Path | None, preset: Preset, as_json: bool) -> None:
+def show(reports: list[TensorReport], out: Path | None, how: str, as_json: bool) -> None:
     total_bytes = sum(report.n_bytes for report in reports)
     n_weights = sum(report.n_weights for report in reports)
     summary: dict[str, Any] = {
-        "type": preset.name,
+        "type": how,
         "tensor_bytes": total_bytes,
         "bits_per_weight": round(8 * total_bytes / n_weights, 3),
         "file": str(out) if out else None,
@@ -207,7 +272,7 @@ def show(reports: list[TensorReport], out: Path | None, preset: Preset, as_json:
     size = f"{out}: {summary['file_bytes']:,} bytes, " if out else ""
     print(
         f"{size}{total_bytes:,} bytes of tensors, {summary['bits_per_weight']:.3f} bits per weight"
-        f" ({preset.name})"
+        f" ({how})"
     )
 
 
