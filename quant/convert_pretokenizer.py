@@ -21,7 +21,7 @@ from .errors import FileFormatError, UnsupportedError
 Steps = tuple[tuple[str, str], ...]
 _BYTES = ("bytes", "")
 _GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_COVERING = {("Isolated", False), ("Removed", True)}  # (behavior, invert) that keep all text
+_COVERING = (("Isolated", False), ("Removed", True))  # (behavior, invert) that keep all text
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,14 @@ def _quoted(char: str, meta: frozenset[str]) -> str:
     return f"\\{char}" if char in meta else char
 
 
+def _member(pattern: str, at: int) -> tuple[str, int]:
+    text, at = _atom(pattern, at, _SET_META)
+    return (f"\\{text}" if text in _SET_META else text), at
+
+
 def _canonical_set(pattern: str, at: int) -> tuple[str, int]:
-    """A bracketed set with its members in order; one that nests others stays as it is."""
+    """A bracketed set with its members in order; one that nests others stays as it is, and so does
+    one without end."""
     start, at = at, at + 1
     is_negated = pattern.startswith("^", at)
     at += is_negated
@@ -157,9 +163,11 @@ def _canonical_set(pattern: str, at: int) -> tuple[str, int]:
     while at < len(pattern) and pattern[at] != "]":
         if pattern[at] == "[" or pattern.startswith("&&", at):
             return pattern[start : at + 1], at + 1
-        member, at = _atom(pattern, at, _SET_META)
-        if pattern.startswith("-", at) and pattern[at + 1 : at + 2] not in ("", "]", "\\p"):
-            end, at = _atom(pattern, at + 1, _SET_META)
+        member, at = _member(pattern, at)
+        if pattern.startswith("-", at) and pattern[at + 1 : at + 2] not in ("", "]"):
+            end, at = _member(pattern, at + 1)
             member = f"{member}-{end}"
         members.append(member)
+    if at >= len(pattern):
+        return pattern[start:], at  # never closed: no pattern at all
     return f"[{'^' * is_negated}{''.join(sorted(set(members)))}]", at + 1

@@ -6,6 +6,7 @@ know: how the token list is read (convert_vocab.py), tensors, config sizes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -221,7 +222,9 @@ def _sampling(generation: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, (name, kind) in _SAMPLING.items():
         value = generation.get(key)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            continue
+        if math.isfinite(value):
             number = kind(value)
             found[f"general.sampling.{name}"] = (
                 Field.number(number, INT32) if kind is int else float(number)

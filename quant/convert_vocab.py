@@ -63,10 +63,9 @@ def read_vocab(
 ) -> VocabTable:
     """The table with exactly as many tokens as the embedding has rows."""
     tokenizer = checkpoint.json("tokenizer.json")
-    model = tokenizer.get("model", {})
     spm = checkpoint.raw("tokenizer.model")
     if tokenizer and (_is_byte_level(tokenizer) or spm is None):
-        _check_model(model)
+        _check_model(tokenizer.get("model"))
         table = (
             _byte_level(tokenizer, known)
             if _is_byte_level(tokenizer)

@@ -331,6 +331,18 @@ def test_sampling_defaults() -> None:
 
 # -- damaged files --------------------------------------------------------------------------------
 
+BYTES = {"type": "ByteLevel", "add_prefix_space": False}
+SPLIT = {"type": "Split", "pattern": {"Regex": "a"}, "pretokenizers": [BYTES]}
+NAMELESS = {"SpecialToken": {"id": []}}
+
+
+def test_sampling_values_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
+    folder = copied("gemma3", tmp_path)
+    text = '{"do_sample": true, "top_k": 1e400, "top_p": "x", "min_p": true, "temperature": 1}'
+    (folder / "generation_config.json").write_text(text)
+    sampling = {k: v for k, v in convert(folder).items() if k.startswith("general.sampling.")}
+    assert sampling == {"general.sampling.temp": 1.0}
+
 
 @pytest.mark.parametrize(
     ("change", "told"),
@@ -357,6 +369,9 @@ def test_sampling_defaults() -> None:
         ),
         ({"added_tokens": [7]}, "has no text"),
         ({"model": []}, "model is not a JSON object"),
+        ({"model": None}, "model is not a JSON object"),
+        ({"pre_tokenizer": {**SPLIT, "behavior": []}}, "behavior []"),
+        ({"post_processor": {"type": "TemplateProcessing", "single": [NAMELESS]}}, None),
     ],
 )
 def test_damaged_tokenizers_are_refused(tmp_path: Path, change: Any, told: str | None) -> None:
