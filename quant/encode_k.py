@@ -210,7 +210,7 @@ def fit_q5_k(x: Any, w: Any, d: Any, m: Any, s: Any, o: Any, q: Any) -> None:
 
 @kernel
 def fit_q6_k(x: Any, w: Any, d: Any, m: Any, s: Any, o: Any, q: Any) -> None:
-    fit_scaled(x, w, d, s, q, 16, F(-32), F(31), False, F(26), F(0.25), 48, -128, 127, 2, 3)
+    fit_scaled(x, w, d, s, q, 16, F(-32), F(31), False, F(26), F(0.5), 32, -128, 127, 2, 3)
 
 
 @kernel

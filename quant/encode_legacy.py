@@ -79,22 +79,22 @@ def fit_q4_0(x: Any, w: Any, d: Any, m: Any, s: Any, o: Any, q: Any) -> None:
 
 @kernel
 def fit_q5_0(x: Any, w: Any, d: Any, m: Any, s: Any, o: Any, q: Any) -> None:
-    fit_symmetric(x, w, d, q, F(-16), F(15), False, F(13), F(0.25), 36)
+    fit_symmetric(x, w, d, q, F(-16), F(15), False, F(13), F(0.5), 24)
 
 
 @kernel
 def fit_q8_0(x: Any, w: Any, d: Any, m: Any, s: Any, o: Any, q: Any) -> None:
-    fit_symmetric(x, w, d, q, F(-127), F(127), False, F(125), F(0.25), 24)
+    fit_symmetric(x, w, d, q, F(-127), F(127), False, F(126), F(1), 30)
 
 
 @kernel
 def fit_q4_1(x: Any, w: Any, d: Any, m: Any, s: Any, o: Any, q: Any) -> None:
-    fit_affine(x, w, d, m, q, F(15), F(12), F(0.25), 24, F(0.5), 2)
+    fit_affine(x, w, d, m, q, F(15), F(12), F(0.25), 28, F(0.5), 2)
 
 
 @kernel
 def fit_q5_1(x: Any, w: Any, d: Any, m: Any, s: Any, o: Any, q: Any) -> None:
-    fit_affine(x, w, d, m, q, F(31), F(28), F(0.25), 24, F(0.5), 2)
+    fit_affine(x, w, d, m, q, F(31), F(28), F(0.5), 22, F(0.5), 2)
 
 
 @kernel

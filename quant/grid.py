@@ -40,6 +40,7 @@ class Grid:
     fit: Fit
     pack: Callable[..., np.ndarray]
     fields: str  # what the packer takes before q, of "d", "m", "s", "o"
+    scales: tuple[int, int] = (1, 1)  # the least and the largest s; o goes from 0 to the largest
 
     @property
     def block(self) -> int:
@@ -62,16 +63,19 @@ GRIDS: dict[str, Grid] = {
         Grid("Q5_0", 32, _whole(-16, 15), encode_legacy.fit_q5_0, blocks_legacy.pack_q5_0, "d"),
         Grid("Q5_1", 32, _whole(0, 31), encode_legacy.fit_q5_1, blocks_legacy.pack_q5_1, "dm"),
         Grid("Q8_0", 32, _whole(-127, 127), encode_legacy.fit_q8_0, blocks_legacy.pack_q8_0, "d"),
-        Grid("Q2_K", 16, _whole(0, 3), encode_k.fit_q2_k, blocks_k.pack_q2_k, "dmso"),
-        Grid("Q3_K", 16, _whole(-4, 3), encode_k.fit_q3_k, blocks_k.pack_q3_k, "ds"),
-        Grid("Q4_K", 32, _whole(0, 15), encode_k.fit_q4_k, blocks_k.pack_q4_k, "dmso"),
-        Grid("Q5_K", 32, _whole(0, 31), encode_k.fit_q5_k, blocks_k.pack_q5_k, "dmso"),
-        Grid("Q6_K", 16, _whole(-32, 31), encode_k.fit_q6_k, blocks_k.pack_q6_k, "ds"),
+        Grid("Q2_K", 16, _whole(0, 3), encode_k.fit_q2_k, blocks_k.pack_q2_k, "dmso", (0, 15)),
+        Grid("Q3_K", 16, _whole(-4, 3), encode_k.fit_q3_k, blocks_k.pack_q3_k, "ds", (-32, 31)),
+        Grid("Q4_K", 32, _whole(0, 15), encode_k.fit_q4_k, blocks_k.pack_q4_k, "dmso", (0, 63)),
+        Grid("Q5_K", 32, _whole(0, 31), encode_k.fit_q5_k, blocks_k.pack_q5_k, "dmso", (0, 63)),
+        Grid("Q6_K", 16, _whole(-32, 31), encode_k.fit_q6_k, blocks_k.pack_q6_k, "ds", (-128, 127)),
         Grid(
             "IQ4_NL", 32, blocks_iq.IQ4_VALUES, encode_legacy.fit_iq4_nl, blocks_legacy.pack_q4_0,
             "d",
         ),
-        Grid("IQ4_XS", 32, blocks_iq.IQ4_VALUES, encode_k.fit_iq4_xs, blocks_iq.pack_iq4_xs, "ds"),
+        Grid(
+            "IQ4_XS", 32, blocks_iq.IQ4_VALUES, encode_k.fit_iq4_xs, blocks_iq.pack_iq4_xs,
+            "ds", (-32, 31),
+        ),
     )
 }  # fmt: skip
 

@@ -188,7 +188,8 @@ def _encoded(tensor: GGUFTensor, plan: Plan, threads: int | None) -> tuple[np.nd
             except BadWeights as error:
                 raise BadWeights(f"tensor {tensor.name!r}: {error}") from None
             y = dequantize(out[at].reshape(-1), fmt, x.shape)
-            return np.array([np.vdot(x - y, x - y), np.vdot(x, x)], np.float64)
+            rest = x - y
+            return np.array([np.vdot(rest, rest), np.vdot(x, x)], np.float64)
 
         for piece_sums in for_pieces(stack_rows, cols, one_piece, threads):
             sums += piece_sums
