@@ -95,26 +95,26 @@ def _least_squares(
     return (float((w * q * x).sum() / square) if square else 0.0), 0.0
 
 
-def _half(value: float) -> np.float32:
-    return np.float32(np.float16(np.clip(value, -65504, 65504)))
+def _half(value: float) -> float:
+    return float(np.float16(np.clip(value, -65504, 65504)))
 
 
-def _plain_block(grid: Grid, x: np.ndarray, w: np.ndarray) -> tuple[np.float32, np.float32]:
+def _plain_block(grid: Grid, x: np.ndarray, w: np.ndarray) -> tuple[float, float]:
     step, offset = _best(grid, x, w)
     d = _half(step)
     if "m" not in grid.fields:
-        return d, np.float32(0)
+        return d, 0.0
     q = grid.levels[_nearest(grid, x, np.float64(d), np.float64(offset))]
     return d, _half((w * (x - d * q)).sum() / w.sum())
 
 
 def _super_block(
     grid: Grid, x: np.ndarray, w: np.ndarray
-) -> tuple[np.float32, np.float32, np.ndarray, np.ndarray]:
+) -> tuple[float, float, np.ndarray, np.ndarray]:
     least, most = grid.scales
     wished = np.array([_best(grid, x[j], w[j]) for j in range(grid.subs)])
     widest = wished[np.argmax(np.abs(wished[:, 0])), 0]
-    found: tuple[float, np.float32, np.float32, np.ndarray, np.ndarray] | None = None
+    found: tuple[float, float, float, np.ndarray, np.ndarray] | None = None
     for end in (least, most) if least else (most,):
         d, m = _half(widest / end), _half(-wished[:, 1].min() / most)
         s = np.clip(np.rint(wished[:, 0] / d if d else 0 * wished[:, 0]), least, most)
@@ -145,7 +145,7 @@ def _best_integers(
 
 def _refit(
     grid: Grid, x: np.ndarray, w: np.ndarray, d: float, m: float, s: np.ndarray, o: np.ndarray
-) -> tuple[np.float32, np.float32]:
+) -> tuple[float, float]:
     """The half floats that are best for all integers as they are."""
     steps, offsets = d * s[:, None], -m * o[:, None]
     levels = grid.levels[_nearest(grid, x, steps, offsets)].astype(np.float64)
