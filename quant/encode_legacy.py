@@ -84,7 +84,7 @@ def fit_q5_0(x: Any, w: Any, d: Any, m: Any, s: Any, o: Any, q: Any) -> None:
 
 @kernel
 def fit_q8_0(x: Any, w: Any, d: Any, m: Any, s: Any, o: Any, q: Any) -> None:
-    fit_symmetric(x, w, d, q, F(-127), F(127), False, F(126), F(0.5), 40)
+    fit_symmetric(x, w, d, q, F(-127), F(127), False, F(125), F(0.25), 56)
 
 
 @kernel
