@@ -80,6 +80,8 @@ def _read_gguf(path: Path) -> Imatrix:
         for name in (name for name in values if name.endswith(_SUMS)):
             tensor = name.removesuffix(_SUMS)
             sums, counts = values[name], values.get(tensor + _COUNTS)
+            if sums.ndim == 1:  # llama-imatrix writes a single matrix so
+                sums = sums[None, :]
             if counts is None or sums.ndim != 2 or counts.size != len(sums):
                 raise FileFormatError(f"{path}: {name} {sums.shape} has no counts for its matrices")
             counts = counts.reshape(-1, 1)

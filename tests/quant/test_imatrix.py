@@ -23,6 +23,13 @@ def test_sums_are_divided_by_counts_and_unseen_experts_count_evenly(tmp_path: Pa
     assert (read.datasets, read.n_chunks) == (["some.txt"], 3)
 
 
+def test_a_single_matrix_as_llama_imatrix_writes_it(tmp_path: Path) -> None:
+    """GGUF drops the dimension of 1: sums are (cols,), counts (1,)."""
+    path = tmp_path / "i.gguf"
+    write_imatrix(path, {"a": np.array([2.0, 4.0])}, {"a": np.array([2.0])})
+    assert read_imatrix(path).importance["a"].tolist() == [[1, 2]]
+
+
 @pytest.mark.parametrize("with_trailer", [False, True])
 def test_the_older_form(tmp_path: Path, with_trailer: bool) -> None:
     path = tmp_path / "i.dat"
