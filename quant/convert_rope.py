@@ -47,7 +47,7 @@ def rope_keys(config: Mapping[str, Any], head_dim: int, context: int) -> RopeKey
 
 def _rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if isinstance(rope, dict) and isinstance(rope.get(_GLOBAL), dict):
+    if isinstance(rope, dict) and rope.get(_GLOBAL) is not None:
         rope = rope[_GLOBAL]
     if not isinstance(rope, dict):
         raise FileFormatError(f"config.json: rope settings are {rope!r}, expected a JSON object")

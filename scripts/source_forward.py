@@ -150,9 +150,9 @@ def _rope_table(
     default_base = 1e6 if settings.family.arch == "gemma3" else 1e4
     base = inner.get("rope_theta") or default_base
     if is_local and settings.family.arch == "gemma3":
-        rope = rope.get("sliding_attention", {})
-        base = inner.get("rope_local_base_freq", 1e4)
-    rope = rope.get("full_attention", rope)
+        rope = rope.get("sliding_attention") or {}
+        base = inner.get("rope_local_base_freq") or 1e4
+    rope = rope.get("full_attention") or rope
     base = rope.get("rope_theta") or base
     angles, amplitude = _frequencies(rope, float(base), settings)
     turns = np.arange(n)[:, None, None] * angles

@@ -184,6 +184,7 @@ def test_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], told:
         ({"rope_theta": 1e39}, "rope_theta of rope is 1e+39"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor of rope is None"),
         ({"rope_scaling": "yarn"}, "rope settings are 'yarn'"),
+        ({"rope_parameters": {"full_attention": "yarn"}}, "rope settings are 'yarn'"),
         ({"text_config": [1]}, "text_config"),
     ],
 )

@@ -358,15 +358,6 @@ def test_sampling_values_that_are_no_numbers_are_left_out(tmp_path: Path) -> Non
         ({"added_tokens": [{"id": -5, "content": "x"}]}, "has the id -5"),
         ({"added_tokens": [{"id": 5}]}, "has no text"),
         ({"added_tokens": {}}, None),
-        (
-            {
-                "post_processor": {
-                    "type": "TemplateProcessing",
-                    "single": [{"SpecialToken": {"id": [1]}}, {"Sequence": {"id": "A"}}],
-                }
-            },
-            None,
-        ),
         ({"added_tokens": [7]}, "has no text"),
         ({"model": []}, "model is not a JSON object"),
         ({"model": None}, "model is not a JSON object"),
