@@ -173,7 +173,7 @@ def source_of_file(spec: str, text: Text) -> Source:
     file = BaseLogits.open(Path(spec))
     n_chunks, n_ctx = file.tokens.shape
     if text.n_ctx not in (None, n_ctx):
-        raise MartletError(f"{spec} has chunks of {n_ctx} tokens; leave -c {text.n_ctx} out")
+        raise MartletError(f"{spec} has chunks of {n_ctx} tokens; take -c {n_ctx}")
     taken = min(text.n_chunks or n_chunks, n_chunks)
     chunks = file.tokens[:taken].tolist()
     facts = {"kind": "base logits", "file": spec}

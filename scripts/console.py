@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -86,7 +87,18 @@ def fail(message: str, exit_code: int) -> None:
 
 
 def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(json.dumps(without_nan(value), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def without_nan(value: Any) -> Any:
+    """What is not known (NaN) or has no bound is null: JSON has no other word for it."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(inner) for inner in value]
+    return value
 
 
 def write_text(text: str) -> None:

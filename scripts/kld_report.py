@@ -88,9 +88,12 @@ def show(found: Comparison) -> None:
 def named(facts: dict[str, Any]) -> str:
     if facts.get("kind") == "base logits":
         return f"{facts['file']} (base logits)"
+    return f"{facts['model']} ({arithmetic(facts)})"
+
+
+def arithmetic(facts: dict[str, Any]) -> str:
     executor = "/".join(filter(None, [facts["executor"], facts["isa"]]))
-    rounding = f"{facts['activations']} activations, {facts['kv_type']} cache"
-    return f"{facts['model']} ({rounding}, {executor})"
+    return f"{facts['activations']} activations, {facts['kv_type']} cache, {executor}"
 
 
 def letters(items: Sequence[Any]) -> list[str]:

@@ -11,7 +11,15 @@ from typing import Any
 from martlet.scripts.bench_measure import Figure
 from martlet.scripts.comparison import Comparison
 from martlet.scripts.console import plain_console
-from martlet.scripts.kld_report import ERRORS, estimate_text, measured, named, precision, scope
+from martlet.scripts.kld_report import (
+    ERRORS,
+    arithmetic,
+    estimate_text,
+    measured,
+    named,
+    precision,
+    scope,
+)
 from martlet.scripts.logit_stats import Divergence
 from martlet.scripts.quality_measure import Size, Speed
 
@@ -64,7 +72,7 @@ class Report:
         """What is measured and what is calculated, and how."""
         found, c = self.comparison, self.conditions
         scored = scope(self.rows[0].divergence, found.n_ctx)
-        by = named(found.tests[0]).split(" (", 1)[1].removesuffix(")")
+        by = arithmetic(found.tests[0])
         told = {
             "base": named(found.base),
             "measured, divergence": f"{measured(found)}; {scored}, {self.text}; {precision(found)}",

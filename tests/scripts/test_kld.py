@@ -179,6 +179,24 @@ def test_the_command(martlet: Martlet, files: dict[str, str], tmp_path: Path) ->
     assert f"{far['mean_kl']['value']:.6f} ± " in shown
 
 
+def test_what_one_chunk_cannot_tell_is_null(
+    martlet: Martlet, files: dict[str, str], tmp_path: Path
+) -> None:
+    text = tmp_path / "text"
+    text.write_text(TEXT)
+    names = [files["base"], files["far"], files["near"]]
+    options = ["-f", str(text), "-c", "32", "--chunks", "1", "--executor", "reference", "--json"]
+
+    def no_constant(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    found = json.loads(martlet("kld", *names, *options).stdout, parse_constant=no_constant)
+    near = found["tests"][1]
+    assert near["mean_kl"]["error"] is None
+    assert near["mean_kl"]["token_error"] > 0
+    assert near["minus_first"]["mean_kl"]["low"] is None
+
+
 def test_divergence_is_of_the_arithmetic(martlet: Martlet, tiny_file: Path, tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text(TEXT)

@@ -86,7 +86,7 @@ def test_files_are_measured_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make_report(n_files: int = 3, *, repeat: int = 2, n_chunks: int = 6) -> Report:
     """Each file smaller than the one before; the last is farther off than its size explains."""
-    files = [f"folder/file_$_{i}.gguf" for i in range(n_files)]
+    files = [f"folder (new)/file_$_{i}.gguf" for i in range(n_files)]
     scores = [random_scores(n_chunks, 31, i, scale=i + 1) for i in range(n_files)]
     sizes = [Size(1_000_000 * (n_files - i), 1_000_000) for i in range(n_files - 1)]
     sizes.append(Size(2_500_000, 1_000_000))
@@ -116,7 +116,8 @@ def test_markdown_says_what_is_measured_and_what_calculated() -> None:
     told = "\n".join(lines[6:])
     for words in ("measured, divergence: ", "measured, speed: ", "calculated: bits per weight"):
         assert words in told
-    assert "2 threads on some CPU, load average 0.5" in told
+    assert "; int8 activations, f16 cache, native/avx2, 2 threads on some CPU" in told
+    assert "load average 0.5" in told
 
 
 def test_without_speed_nothing_is_said_of_it() -> None:
