@@ -52,16 +52,18 @@ def kld(
 
     if not tests and save_base is None:
         raise typer.BadParameter("name a TEST to compare with BASE, or --save-base to write it.")
+    if not tests and save_tokens is not None:
+        raise typer.BadParameter("--save-tokens takes a TEST: scores are of what is compared.")
     content = None if file is None else read_text(file)
     default = None if is_base_logits(base) else N_CTX
     text = Text(content, n_ctx or default, n_chunks)
     found = compare(base, tests or [], text, load, chunk_progress, save_base=save_base)
-    if save_tokens is not None:
-        write_tokens(save_tokens, found.scores)
     if as_json:
         print_json({"file": file and str(file), **kld_report.as_json(found)})
     elif found.tests:
         kld_report.show(found)
+    if save_tokens is not None:  # last: what was measured is told even if it cannot be written
+        write_tokens(save_tokens, found.scores)
 
 
 def write_tokens(path: Path, scores: list[np.ndarray]) -> None:

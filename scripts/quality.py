@@ -52,14 +52,14 @@ def quality(
     speeds = quality_measure.measure_speeds(files, work, load, tell) if repeat else None
     found = compare(base, files, text, load, chunk_progress)
     report = quality_report.Report.of(files, sizes, speeds, found, conditions, str(file))
-    if out is not None:
-        quality_plot.draw(out, report)
     if as_json:
         print_json(report.as_json())
     elif markdown:
         print(report.as_markdown())
     else:
         report.show()
+    if out is not None:  # last: what was measured is told even if it cannot be drawn
+        quality_plot.draw(out, report)
 
 
 if __name__ == "__main__":

@@ -213,6 +213,7 @@ def test_divergence_is_of_the_arithmetic(martlet: Martlet, tiny_file: Path, tmp_
     ("arguments", "told"),
     [
         (["{base}"], "name a TEST"),
+        (["{base}", "--save-base", "x", "--save-tokens", "y"], "--save-tokens takes a TEST"),
         (["{base}", "{far}"], "takes a text"),
         (["{base}", "{far}", "-f", "{text}", "-c", "1000"], "the protocol needs 2000"),
         (["{saved}", "{far}", "-c", "16"], "has chunks of 32 tokens"),

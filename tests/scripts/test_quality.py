@@ -187,6 +187,18 @@ def test_the_command(martlet: Martlet, tmp_path: Path) -> None:
     assert "base is not drawn" in done.stderr
 
 
+def test_what_cannot_be_drawn_is_told_all_the_same(martlet: Martlet, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    base, text = str(DATA / "base.gguf"), str(DATA / "text.txt")
+    options = ["-f", text, "-c", "32", "--executor", "reference", "--activations", "f32"]
+    out = ["--repeat", "0", "-o", str(tmp_path / "plot.svg")]
+    done = martlet("quality", base, "--base", base, *options, *out, "--json")
+    assert json.loads(done.stdout)["files"][0]["divergence"]["mean_kl"]["value"] == 0
+    assert done.returncode == 1
+    assert "nothing to draw" in done.stderr
+    assert not (tmp_path / "plot.svg").exists()
+
+
 def test_a_plot_of_no_known_kind_is_refused_before_measuring(martlet: Martlet) -> None:
     done = martlet("quality", "absent.gguf", "--base", "x", "-f", "x", "-o", "plot.bmp")
     assert done.returncode == 2
