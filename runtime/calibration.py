@@ -106,6 +106,11 @@ class Calibrator:
             raise ModelError(f"the {found.name} executor cannot show its rows; use native")
         self._executor: Observable = found  # type: ignore[assignment]
 
+    @property
+    def moment_bytes(self) -> int:
+        """What the sums of one call of `empty` take."""
+        return sum(8 * n * (n + 1 if self._is_full else 1) for n in self._widths.values())
+
     def empty(self) -> list[InputMoments]:
         """Sums of no rows, to be filled by `add`."""
         return [

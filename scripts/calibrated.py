@@ -15,6 +15,7 @@ from martlet.quant.formats import FORMATS, dequantize
 from martlet.quant.gptq import SHRINKAGES, Feedback, layer_error, quantize_rows
 from martlet.runtime.calibration import Calibrator, InputMoments
 from martlet.runtime.config import ModelConfig
+from martlet.runtime.machine import memory
 from martlet.runtime.weights import WeightSource
 from martlet.scripts.trial import Trial
 
@@ -108,8 +109,9 @@ def observe(
     """Runs the text; matrices in the order in which the model reads them."""
     context = len(texts.trial[0])
     runner = Calibrator(config, weights, context=context, full=True, threads=threads)
-    sums = runner.empty(), runner.empty()
     try:
+        _check_memory(2 * runner.moment_bytes)
+        sums = runner.empty(), runner.empty()
         for chunks, moments in zip(texts.halves, sums, strict=True):
             for tokens in chunks:
                 runner.add(tokens, moments)
@@ -127,6 +129,15 @@ def observe(
         even = InputMoments((EMBEDDING,), 1, np.ones(shape[1]), np.eye(shape[1]))
         found.insert(0, Matrix(EMBEDDING, shape, even, even))
     return found
+
+
+def _check_memory(need_bytes: int) -> None:
+    free_bytes = memory().available_bytes
+    if need_bytes > free_bytes:
+        raise MartletError(
+            f"second moments of this model take {need_bytes} bytes, {free_bytes} are free; "
+            "quantize by --type with an --imatrix instead"
+        )
 
 
 def _rows_and_cols(weights: WeightSource, name: str) -> tuple[int, int]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from martlet.quant.allocate import allocate
+from martlet.quant.errors import MartletError
 from martlet.quant.formats import FORMATS, dequantize
 from martlet.quant.gptq import Feedback
 from martlet.runtime.weights import StoredTensor, StoredWeights
@@ -50,6 +53,17 @@ def test_no_chunk_serves_twice() -> None:
     assert sum(map(len, few.halves)) == 64
     with pytest.raises(TextTooShort, match="4096 are the least"):
         Texts.split(chunks(20), 6400)
+
+
+def test_moments_that_do_not_fit_are_refused_with_both_numbers(
+    model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # per layer 64 wide for q k v, for the output, for gate and up, and 96 for down; then the head
+    need = 2 * 8 * (2 * (3 * 64 * 65 + 96 * 97) + 64 * 65)
+    texts = Texts.split(chunks(80), 8192)
+    monkeypatch.setattr(calibrated, "memory", lambda: SimpleNamespace(available_bytes=need - 1))
+    with pytest.raises(MartletError, match=f"take {need} bytes, {need - 1} are free"):
+        calibrated.observe(model.config, model.weights, texts)
 
 
 def test_a_change_of_nothing_diverges_by_nothing(model: TinyModel) -> None:
