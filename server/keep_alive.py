@@ -30,7 +30,9 @@ def seconds_of(value: Any) -> float:
         terms = re.findall(TERM, text, re.ASCII) or [(text.removeprefix("-"), "")]
         seconds = sum(float(number) * UNITS[unit] for number, unit in terms)
         return STAYS if is_negative else seconds
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    # math.isnan() fails for whole numbers that no float holds, and those are none.
+    if not is_number or (isinstance(value, float) and math.isnan(value)):
         raise ValueError('must be seconds, or a duration such as "5m" or "1h30m"')
     return STAYS if value < 0 else float(min(value, 1e15))
 

@@ -33,6 +33,9 @@ HI: Any = [{"role": "user", "content": "hi"}]
         (".5s", 0.5),
         ("250ms", 0.25),
         ("+10s", 10.0),
+        (10**400, 1e15),
+        (-(10**400), math.inf),
+        (1e308, 1e15),
     ],
 )
 def test_durations(value: Any, seconds: float) -> None:
