@@ -107,7 +107,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     folder = copied("llama", tmp_path)
     (folder / "model-00002-of-00003.safetensors").unlink()
     with pytest.raises(
-        FileFormatError, match=r"shard model-00002-of-00003\.safetensors is missing"
+        FileFormatError, match=r"shard 'model-00002-of-00003\.safetensors' is missing"
     ):
         Checkpoint.open(folder)
 
@@ -134,6 +134,13 @@ def test_a_shard_with_a_tensor_the_index_lacks(tmp_path: Path) -> None:
 def test_an_index_may_not_point_elsewhere(tmp_path: Path, name: str) -> None:
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"x": name}}))
     with pytest.raises(FileFormatError, match="not a plain file name"):
+        Checkpoint.open(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "a\0b", "\ud800", ".."])
+def test_names_that_no_file_could_have_are_missing(tmp_path: Path, name: str) -> None:
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"x": name}}))
+    with pytest.raises(FileFormatError, match="is missing"):
         Checkpoint.open(tmp_path)
 
 
