@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -84,15 +85,16 @@ def _read_gguf(path: Path) -> Imatrix:
                 sums = sums[None, :]
             if counts is None or sums.ndim != 2 or counts.size != len(sums):
                 raise FileFormatError(f"{path}: {name} {sums.shape} has no counts for its matrices")
+            if not (np.isfinite(counts) & (counts >= 0)).all():
+                raise FileFormatError(f"{path}: the counts of {tensor} are not all finite and ≥ 0")
             counts = counts.reshape(-1, 1)
             # An expert that no token reached says nothing: even importance.
-            seen = np.where(counts > 0, counts, 1)
-            importance[tensor] = np.where(counts > 0, sums / seen, np.float32(1))
-        return Imatrix(
-            _checked(path, importance),
-            list(file.metadata.get("imatrix.datasets", [])),
-            int(file.metadata.get("imatrix.chunk_count", 0)),
-        )
+            means = _means(sums, np.where(counts > 0, counts, np.float32(1)))
+            importance[tensor] = np.where(counts > 0, means, np.float32(1))
+        datasets = file.metadata.get("imatrix.datasets", [])
+        if not isinstance(datasets, list) or not all(isinstance(name, str) for name in datasets):
+            raise FileFormatError(f"{path}: imatrix.datasets is not a list of names")
+        return _checked(path, importance, datasets, file.metadata.get("imatrix.chunk_count", 0))
 
 
 def _read_legacy(path: Path) -> Imatrix:
@@ -114,22 +116,36 @@ def _read_legacy(path: Path) -> Imatrix:
         return int(struct.unpack("<i", take(4))[0])
 
     def text() -> str:
-        return take(min(number(), _MAX_NAME_BYTES)).decode("utf-8", "replace")
+        n_bytes = number()
+        if n_bytes > _MAX_NAME_BYTES:
+            raise FileFormatError(
+                f"{path}: is no imatrix: a name of {n_bytes} bytes, at most {_MAX_NAME_BYTES}"
+            )
+        return take(n_bytes).decode("utf-8", "replace")
 
     importance = {}
     for _ in range(number()):
         name, calls, n = text(), number(), number()
         sums = np.frombuffer(take(4 * n), "<f4").astype(np.float32)
-        importance[name] = (sums / max(calls, 1)).reshape(1, -1)
+        importance[name] = _means(sums, np.float32(max(calls, 1))).reshape(1, -1)
     n_chunks = number() if at < len(raw) else 0
     datasets = [text()] if at < len(raw) else []
-    return Imatrix(_checked(path, importance), datasets, n_chunks)
+    return _checked(path, importance, datasets, n_chunks)
 
 
-def _checked(path: Path, importance: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _means(sums: np.ndarray, counts: np.ndarray | np.float32) -> np.ndarray:
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused by name
+        return sums / counts
+
+
+def _checked(
+    path: Path, importance: dict[str, np.ndarray], datasets: list[str], n_chunks: Any
+) -> Imatrix:
     if not importance:
         raise FileFormatError(f"{path}: holds no importance of any tensor")
     for name, values in importance.items():
         if not (np.isfinite(values) & (values >= 0)).all():
             raise FileFormatError(f"{path}: the importance of {name} is not all finite and ≥ 0")
-    return importance
+    if type(n_chunks) is not int or not 0 <= n_chunks < 1 << 32:
+        raise FileFormatError(f"{path}: claims {n_chunks!r:.80} chunks, expected a whole number")
+    return Imatrix(importance, datasets, n_chunks)
