@@ -28,7 +28,7 @@ NEWLINE = literal("\n")
 VALUE_END, CALL_END = "</parameter>", "</function>"
 TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
 DEEPEST = 16
-"""References within references that are followed."""
+"""Choices and references within one another that are followed."""
 OF_PYTHON = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array"}
 
 
@@ -77,12 +77,23 @@ def _bounds(schema: Any) -> tuple[str, str]:
     return str(given.get("minLength", 0)), str(given.get("maxLength", ""))
 
 
-def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
+def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
     """JSON types that a value may have; all of them where that is not simply told."""
+    return _types_of(schema, root, 0, set()) or TYPES
+
+
+def _types_of(
+    schema: Any, root: Mapping[str, Any], depth: int, followed: set[str]
+) -> frozenset[str]:
+    """None for a reference that was followed before: choices of itself add nothing to a schema,
+    and following each of them again would take as many steps as there are ways through them."""
     if not isinstance(schema, dict) or depth > DEEPEST:
         return TYPES
     if isinstance(reference := schema.get("$ref"), str):
-        return types_of(_resolved(reference, root), root, depth + 1)
+        if reference in followed:
+            return frozenset()
+        followed.add(reference)
+        return _types_of(_resolved(reference, root), root, depth + 1, followed)
     kind = schema.get("type")
     if isinstance(kind, str):
         return frozenset({kind}) & TYPES
@@ -90,7 +101,7 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[
         return frozenset(each for each in kind if isinstance(each, str)) & TYPES
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
-            each = [types_of(one, root, depth + 1) for one in schema[key]]
+            each = [_types_of(one, root, depth + 1, followed) for one in schema[key]]
             return frozenset().union(*each)
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list):

@@ -159,6 +159,12 @@ def test_types(schema: Any, types: set[str]) -> None:
         assert len(types_of(unknown, root)) == 7
 
 
+def test_choices_of_itself_are_followed_once() -> None:
+    """Each of them each time would be 30 ^ 8 steps."""
+    root = {"$defs": {"a": {"anyOf": [*[{"$ref": "#/$defs/a"}] * 30, {"type": "string"}]}}}
+    assert types_of({"$ref": "#/$defs/a"}, root) == {"string"}
+
+
 def read(text: str, schema: Any = None) -> str:
     written, rest, is_whole = TagArguments(schema).feed(text + "</function>")
     assert (rest, is_whole) == ("", True)
