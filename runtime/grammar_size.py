@@ -15,11 +15,13 @@ GROUP = re.compile(r"\((?:\?(?:P?<[^>]{0,64}>|[a-zA-Z-]{0,8}:))?")
 CLASS_END = re.compile(r"\\.|\]", re.DOTALL)
 LONGEST = 12
 """Digits of a number that is worth reading."""
+MOST = 10**LONGEST
+"""Where counting ends: repeats of repeats would make numbers as long as the pattern."""
 
 
 class Size(NamedTuple):
     n: int
-    """Atoms, with each bounded repeat written out as often as it may be repeated."""
+    """Atoms, with each bounded repeat written out as often as it may be repeated; at most MOST."""
     largest: str
     """The repeat that makes most of it, as it stands there; "" without one."""
 
@@ -72,10 +74,10 @@ def patterns_of(schema: Any) -> Iterator[str]:
 
 def _repeated(one: Size, repeat: re.Match[str]) -> Size:
     most = (repeat[2] or repeat[1])[:LONGEST]
-    n = one.n * max(int(most), 1)
+    n = min(one.n * max(int(most), 1), MOST)
     return Size(n, one.largest if one.largest and one.n > int(most) else repeat[0])
 
 
 def _sum(sizes: list[Size]) -> Size:
     largest = max(sizes, key=lambda size: size.n, default=Size(0, ""))
-    return Size(sum(size.n for size in sizes), largest.largest)
+    return Size(min(sum(size.n for size in sizes), MOST), largest.largest)

@@ -7,7 +7,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from martlet.runtime.grammar_size import patterns_of, written_out
+from martlet.runtime.grammar_size import MOST, patterns_of, written_out
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,7 @@ from martlet.runtime.grammar_size import patterns_of, written_out
         (r"(?P<x>a)(?i:[^]\]]b){2}", 5, "{2}"),
         ("", 0, ""),
         ("a{99999999999999999999999}", 999_999_999_999, "{99999999999999999999999}"),
+        ("a" + "{9}" * 5000, MOST, "{9}"),
     ],
 )
 def test_repeats_are_written_out(pattern: str, n: int, largest: str) -> None:
