@@ -6,7 +6,6 @@ know: how the token list is read (convert_vocab.py), tensors, config sizes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +42,7 @@ _SAMPLING = {
     "repetition_penalty": ("penalty_repeat", float),
 }
 _MAX_TEMPLATE_CHARS = 1_000_000
+_MAX_SAMPLING = 2**31 - 1  # what is larger is no setting, as NaN is none
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ def _sampling(generation: Mapping[str, Any]) -> dict[str, Any]:
         value = generation.get(key)
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             continue
-        if math.isfinite(value):
+        if abs(value) <= _MAX_SAMPLING:
             number = kind(value)
             found[f"general.sampling.{name}"] = (
                 Field.number(number, INT32) if kind is int else float(number)

@@ -17,7 +17,10 @@ NAMELESS = {"SpecialToken": {"id": []}}
 
 def test_sampling_values_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
     folder = copied("gemma3", tmp_path)
-    text = '{"do_sample": true, "top_k": 1e400, "top_p": "x", "min_p": true, "temperature": 1}'
+    text = (
+        '{"do_sample": true, "top_k": 1e400, "top_p": "x", "min_p": true, "temperature": 1,'
+        f' "repetition_penalty": 1{"0" * 400}}}'
+    )
     (folder / "generation_config.json").write_text(text)
     sampling = {k: v for k, v in convert(folder).items() if k.startswith("general.sampling.")}
     assert sampling == {"general.sampling.temp": 1.0}
