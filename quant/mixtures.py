@@ -13,7 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import UnsupportedError
+import numpy as np
+
+from .errors import FileFormatError, UnsupportedError
 from .formats import FORMATS
 
 # A format that rows do not fill gives way to the next; what does not fit either becomes F16.
@@ -213,14 +215,16 @@ class _Chooser:
         has_imatrix: bool,
         overrides: Overrides,
     ) -> None:
-        arch = metadata["general.architecture"]
-        heads = _first(metadata.get(f"{arch}.attention.head_count", 1))
-        kv_heads = _first(metadata.get(f"{arch}.attention.head_count_kv", heads))
+        arch = metadata.get("general.architecture")
+        if not isinstance(arch, str):
+            raise FileFormatError(f"general.architecture is {arch!r:.80}, expected a name")
+        heads = _first(metadata, f"{arch}.attention.head_count", 1)
+        kv_heads = _first(metadata, f"{arch}.attention.head_count_kv", heads)
         self.preset = preset
         self.overrides = overrides
         self.has_imatrix = has_imatrix
-        self.n_layers = int(metadata.get(f"{arch}.block_count", 0))
-        self.n_experts = int(metadata.get(f"{arch}.expert_count", 0))
+        self.n_layers = _count(f"{arch}.block_count", metadata.get(f"{arch}.block_count", 0))
+        self.n_experts = _count(f"{arch}.expert_count", metadata.get(f"{arch}.expert_count", 0))
         self.is_gqa4 = kv_heads > 0 and heads // kv_heads >= 4
         self.is_70b = arch in ("llama", "qwen2") and self.n_layers == 80 and heads != kv_heads
         self.is_tied = "output.weight" not in names
@@ -285,6 +289,16 @@ def _role(name: str) -> str | None:
     return next((role for role, pattern in _ROLES if pattern.search(name)), None)
 
 
-def _first(value: Any) -> int:
+def _first(metadata: Mapping[str, Any], key: str, default: int) -> int:
     """A count, or the first layer's of counts that differ by layer."""
-    return int(value) if isinstance(value, (int, float)) else int(value[0])
+    value = metadata.get(key, default)
+    if isinstance(value, (list, np.ndarray)):
+        value = value[0] if len(value) else None
+    return _count(key, value)
+
+
+def _count(key: str, value: Any) -> int:
+    is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not is_whole or value < 0:
+        raise FileFormatError(f"{key} is {value!r:.80}, expected a whole number")
+    return int(value)

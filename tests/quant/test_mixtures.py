@@ -3,9 +3,11 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from martlet.quant.errors import UnsupportedError
+from martlet.quant.errors import FileFormatError, UnsupportedError
 from martlet.quant.mixtures import PRESETS, Overrides, find_preset, fitting, is_quantized, mixture
 from martlet.scripts.record_quantizer import CASES, case_metadata, case_shapes
 
@@ -76,3 +78,21 @@ def test_rows_that_do_not_fill_blocks(format_name: str, cols: int, expected: str
 def test_a_matrix_of_one_row_has_one_dimension_in_a_file() -> None:
     assert not is_quantized("blk.0.ffn_up.weight", (1, 256))
     assert is_quantized("blk.0.ffn_up.weight", (2, 256))
+
+
+@pytest.mark.parametrize(
+    "value", [float("inf"), float("nan"), 1.5, -1, "x", "", [], ["x"], [True], np.array([np.nan])]
+)
+@pytest.mark.parametrize(
+    "key", ["block_count", "expert_count", "attention.head_count", "attention.head_count_kv"]
+)
+def test_counts_that_are_none_are_refused_by_name(key: str, value: Any) -> None:
+    metadata = {**case_metadata("prose-7m"), f"llama.{key}": value}
+    with pytest.raises(FileFormatError, match=f"^llama.{key} is .*, expected a whole number$"):
+        mixture(find_preset("Q4_K_M"), metadata, case_shapes("prose-7m"))
+
+
+@pytest.mark.parametrize("arch", [None, 5, ["llama"]])
+def test_a_file_without_an_architecture_is_refused(arch: Any) -> None:
+    with pytest.raises(FileFormatError, match=r"^general\.architecture is "):
+        mixture(find_preset("Q4_K_M"), {"general.architecture": arch}, {"a.weight": (4, 256)})
