@@ -133,6 +133,8 @@ def _tensors(
 
 def check_plan(source: GGUFFile, plan: Plan) -> None:
     """Everything that can be refused before a weight is read."""
+    if not source.tensors:
+        raise FileFormatError(f"{source.path}: holds no tensors, so there is nothing to quantize")
     for name in (*plan.formats, *plan.encoders):
         if name not in source.tensors:
             raise FileFormatError(f"{source.path}: has no tensor {name!r}, which the plan names")
@@ -188,8 +190,9 @@ def _encoded(tensor: GGUFTensor, plan: Plan, threads: int | None) -> tuple[np.nd
             except BadWeights as error:
                 raise BadWeights(f"tensor {tensor.name!r}: {error}") from None
             y = dequantize(out[at].reshape(-1), fmt, x.shape)
-            rest = x - y
-            return np.array([np.vdot(rest, rest), np.vdot(x, x)], np.float64)
+            # Squares of weights that float32 holds may be beyond it, on either side.
+            rest, x = (x - y).astype(np.float64), x.astype(np.float64)
+            return np.array([np.vdot(rest, rest), np.vdot(x, x)])
 
         for piece_sums in for_pieces(stack_rows, cols, one_piece, threads):
             sums += piece_sums

@@ -138,3 +138,20 @@ def test_a_plan_for_another_model_is_refused(source: Path, plan: Plan, message: 
     with pytest.raises(FileFormatError, match=message):
         run(source, plan)
     assert [path.name for path in source.parent.iterdir()] == ["source.gguf"]
+
+
+@pytest.mark.parametrize("size", [1e30, 1e-30])
+def test_the_error_of_weights_whose_squares_float32_lacks(tmp_path: Path, size: float) -> None:
+    rows = RNG.standard_normal((4, 256)).astype(np.float32)
+    errors = []
+    for scale in (1, size):
+        source = write_floats(tmp_path / "s.gguf", {"a": (rows * np.float32(scale))})
+        errors.append(run(source, Plan({"a": "BF16"}, 32))[1][0].relative_rmse)
+    assert errors[1] == pytest.approx(errors[0], rel=0.2)
+    assert errors[1] > 0
+
+
+def test_a_file_without_tensors_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileFormatError, match=r"s\.gguf: holds no tensors"):
+        run(write_floats(tmp_path / "s.gguf", {}), Plan({}, 0))
+    assert not (tmp_path / "out.gguf").exists()
