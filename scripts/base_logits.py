@@ -47,6 +47,7 @@ def encode(logits: np.ndarray) -> np.ndarray:
     least = np.maximum(logits.min(axis=1), largest - np.float32(RANGE))
     sums = np.exp(logits - largest[:, None]).sum(axis=1, dtype=np.float64)
     scale = (largest - least) / np.float32(STEPS)
+    scale[scale < np.finfo(np.float32).tiny] = 0  # such a range has no inverse, and is none
     records["scale"] = scale
     records["least"] = least - largest - np.log(sums).astype(np.float32)
     inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
