@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -161,11 +162,14 @@ PIP_STEPS = {
     "***": "building",
     "Installing": "installing",
 }
+NINJA_STEP = re.compile(r"\[\d+/\d+\]")
 
 
 def pip_step(line: str) -> str | None:
     """`Collecting numpy>=1.26` -> `looking for numpy>=1.26`; None for lines without news."""
     words = line.split()
+    if words and NINJA_STEP.fullmatch(words[0]):
+        return f"compiling C {words[0]}"
     if len(words) < 2 or words[0] not in PIP_STEPS:
         return None
     return f"{PIP_STEPS[words[0]]} {' '.join(words[1:4])}"

@@ -195,6 +195,10 @@ class TestFindCompiler:
         ("  Downloading a-1.0.whl (2.1 MB)\n", "downloading a-1.0.whl (2.1 MB)"),
         ("Requirement already satisfied: pip\n", None),
         ("\n", None),
+        (
+            "  [3/25] Building C object CMakeFiles/kernels_avx2.dir/kernels.c.o",
+            "compiling C [3/25]",
+        ),
     ],
 )
 def test_pip_s_output_becomes_steps(line: str, step: str | None) -> None:
