@@ -39,7 +39,9 @@ def models_of(specs: Sequence[str], folder: Path | None) -> dict[str, str]:
         if models.setdefault(name, spec) != spec:
             raise MartletError(f"{models[name]} and {spec} would both be called {name}; rename one")
     if not models:
-        raise MartletError(f"no model given, and no .gguf file in {folder}")
+        where = f"no .gguf file in {folder}" if folder else "no --models-dir"
+        known = ", ".join(CATALOGUE)
+        raise MartletError(f"no model given, and {where}; name one: a path or one of {known}")
     return models
 
 

@@ -23,7 +23,7 @@ def test_names_and_files_of_a_folder(tmp_path: Path) -> None:
     assert models_of([str(tmp_path / "x.gguf")], tmp_path)["x"] == str(tmp_path / "x.gguf")
     with pytest.raises(MartletError, match="both be called x"):
         models_of(["/m/x.gguf"], tmp_path)
-    with pytest.raises(MartletError, match="no model given"):
+    with pytest.raises(MartletError, match=r"no model given, and no --models-dir.*smollm2-135m"):
         models_of([], None)
 
 
