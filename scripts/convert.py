@@ -85,7 +85,7 @@ def write_file(
         def on_tensor(tensor: OutTensor) -> None:
             nonlocal done_bytes
             done_bytes += tensor.n_bytes
-            progress(f"writing {tensor.format.name}", done_bytes, total_bytes)
+            progress(f"{tensor.name} {tensor.format.name}", done_bytes, total_bytes)
 
         return write_conversion(
             conversion,
