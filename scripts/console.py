@@ -7,6 +7,7 @@ import contextlib
 import json
 import math
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -117,6 +118,34 @@ def plain_console() -> Any:
 
 def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+class _Signalled(BaseException):
+    """Not an Exception: nobody but who sent it to the stack may catch it."""
+
+
+@contextlib.contextmanager
+def unwound_by_signals() -> Iterator[None]:
+    """SIGTERM and a closed terminal leave the block as an error does, so that a file begun goes
+    away; then they end the process as they would have. What is ignored stays so."""
+    signals = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    caught = [number for number in signals if signal.getsignal(number) is signal.SIG_DFL]
+
+    def leave(number: int, _: Any) -> None:
+        raise _Signalled(number)
+
+    for number in caught:
+        signal.signal(number, leave)
+    ended_by = None
+    try:
+        yield
+    except _Signalled as error:
+        (ended_by,) = error.args
+    finally:
+        for number in caught:
+            signal.signal(number, signal.SIG_DFL)
+    if ended_by is not None:
+        signal.raise_signal(ended_by)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from martlet.scripts import options
-from martlet.scripts.console import byte_progress, note, print_json
+from martlet.scripts.console import byte_progress, note, print_json, unwound_by_signals
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,7 +80,7 @@ def write_file(
 
     total_bytes = sum(FORMATS[formats[w.name]].data_bytes(w.shape) for w in conversion.weights)
     done_bytes = 0
-    with byte_progress() as progress:
+    with unwound_by_signals(), byte_progress() as progress:
 
         def on_tensor(tensor: OutTensor) -> None:
             nonlocal done_bytes
