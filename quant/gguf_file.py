@@ -28,6 +28,7 @@ class GGUFFile:
     def __init__(self, path: Path, parts: list[GGUFPart]) -> None:
         first = parts[0]
         self.path = path
+        self.paths = [part.path for part in parts]
         self.metadata_path = first.path  # a set keeps it in its first shard
         self.n_bytes = sum(part.n_bytes for part in parts)
         self.version = first.version

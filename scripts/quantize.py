@@ -93,10 +93,10 @@ def quantize(
         embedding=token_embedding_type and known_format(token_embedding_type),
         is_pure=pure,
     )
-    if out.exists() and out.samefile(source):
-        raise typer.BadParameter("OUT.gguf is IN.gguf; name another file")
     importance = None if imatrix is None else read_imatrix(imatrix)
     with GGUFFile.open(source) as file:
+        if out.exists() and any(out.samefile(part) for part in file.paths):
+            raise typer.BadParameter("OUT.gguf is IN.gguf or a shard of it; name another file")
         if calibrate is not None:
             text = Text(read_text(calibrate), n_ctx, n_tokens)
             plan = calibrated(file, text, budget_of(size, bpw), type_, threads)

@@ -72,9 +72,14 @@ def _text_name(least: str, most: str) -> str:
 
 
 def _bounds(schema: Any) -> tuple[str, str]:
-    """Least and most characters, as a repeat has them."""
+    """Least and most characters, as a repeat has them. They become part of a grammar: what is no
+    count is none, also where the property is of a type that schemas are not checked for."""
     given = schema if isinstance(schema, dict) else {}
-    return str(given.get("minLength", 0)), str(given.get("maxLength", ""))
+    return _count(given.get("minLength")) or "0", _count(given.get("maxLength"))
+
+
+def _count(given: Any) -> str:
+    return str(given) if type(given) is int and given >= 0 else ""
 
 
 def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import openai
 import pytest
-from martlet.server.tool_tags import TagArguments, types_of
+from martlet.server.tool_tags import TagArguments, text_rules, types_of
 
 from .babbling import babbling
 from .serving import assert_refused, chat_body, serving
@@ -124,6 +124,14 @@ def test_a_schema_that_is_none_is_refused_by_its_place(schema: Any) -> None:
         body = chat_body(tools=[tool("f", schema)])
         error = assert_refused(client.post(PATH, json=body))
     assert error["param"] == "tools[0].function.parameters"
+
+
+def test_a_count_that_is_none_never_reaches_the_grammar() -> None:
+    """No schema check reads minLength of an integer; as text it could end the rule it is in."""
+    odd = {"type": "integer", "minLength": '0,1}|(a"', "maxLength": True}
+    assert text_rules({"f": {"properties": {"n": odd}}}) == text_rules(
+        {"f": {"properties": {"n": {}}}}
+    )
 
 
 def test_calls_of_the_history_are_the_templates() -> None:
