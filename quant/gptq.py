@@ -24,6 +24,7 @@ from .gptq_kernels import descend, refit, round_block, spread
 from .grid import BlockScales, Grid, find_grid, fit_blocks, pack
 
 PIECE_ROWS = 128  # rows that a thread takes at a time; fixed, so that bytes are the same for all
+ERROR_ROWS = 4096  # whose errors are float64 at once
 DAMPING = 0.01  # of the mean diagonal, on top of it
 SHRINKAGES = (0.03, 0.1, 0.3)  # candidates; 1 is rounding without feedback
 ROUNDS = 2  # of descent and refit
@@ -61,8 +62,12 @@ class Feedback:
 
 def layer_error(values: np.ndarray, rounded: np.ndarray, moment: np.ndarray) -> np.ndarray:
     """e H eT of every row, float64 (rows,)."""
-    error = (values - rounded).astype(np.float64)
-    return np.einsum("ij,ij->i", error @ moment, error)
+    out = np.empty(len(values))
+    for start in range(0, len(values), ERROR_ROWS):
+        piece = slice(start, start + ERROR_ROWS)
+        error = (values[piece] - rounded[piece]).astype(np.float64)
+        out[piece] = np.einsum("ij,ij->i", error @ moment, error)
+    return out
 
 
 def quantize_rows(

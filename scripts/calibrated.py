@@ -4,8 +4,9 @@ budgets, files written, or the command line. Method: docs/quantization.md."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 from martlet.quant.allocate import Choice
@@ -26,7 +27,9 @@ CANDIDATES = {
     1: ("F16",),
 }
 PROBE = {256: "Q4_K", 32: "IQ4_NL"}  # in which the effect of feedback is measured
-TRIAL_TOKENS = 1024  # of trial runs; none of them enters the moments
+TRIAL_TOKENS = 1024  # of trial runs at most; none of them enters the moments
+LEAST_TRIAL_TOKENS = 256
+TRIAL_PRODUCTS = 2e12  # multiplications of all trial runs together, about: minutes on two cores
 SAMPLE_ROWS = 64  # of a matrix, whose errors stand for all rows
 LEAST_TOKENS = 4096
 EMBEDDING = "token_embd.weight"
@@ -44,10 +47,12 @@ class Texts:
     trial: list[list[int]]
 
     @classmethod
-    def split(cls, chunks: Sequence[list[int]], most_tokens: int) -> Texts:
+    def split(
+        cls, chunks: Sequence[list[int]], most_tokens: int, trial_tokens: int = TRIAL_TOKENS
+    ) -> Texts:
         """Spread over the whole text, each kind evenly."""
         context = len(chunks[0]) if chunks else 1
-        n_trial = max(1, TRIAL_TOKENS // context)
+        n_trial = max(1, trial_tokens // context)
         n_used = min(len(chunks), n_trial + max(2, most_tokens // context))
         if n_used * context < LEAST_TOKENS or n_used < n_trial + 2:
             raise TextTooShort(
@@ -92,6 +97,14 @@ class Matrix:
     def cost(self, format_name: str) -> float:
         """Expected KL divergence in nats per token."""
         return self.sensitivity * self.errors[format_name] * self.gain
+
+
+def trial_tokens(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Tokens of trial runs that keep their work bounded: each matrix is tried, and each trial
+    runs about half of the layers."""
+    sizes = [prod(shape) for name, shape in shapes.items() if len(shape) == 2 and name != EMBEDDING]
+    most = TRIAL_PRODUCTS / max(1.0, len(sizes) * sum(sizes) / 2)
+    return int(min(TRIAL_TOKENS, max(LEAST_TRIAL_TOKENS, most)))
 
 
 def formats_for(cols: int) -> tuple[str, ...]:

@@ -89,7 +89,8 @@ def calibrated_plan(
     weights = StoredWeights(file.tensors)
     config = ModelConfig.from_metadata(file.metadata, _shapes(file))
     tokenizer = Tokenizer.from_metadata(file.metadata)
-    texts = Texts.split(chunks_of(text.content, tokenizer, text.context, None), text.tokens)
+    chunks = chunks_of(text.content, tokenizer, text.context, None)
+    texts = Texts.split(chunks, text.tokens, calibrated.trial_tokens(_shapes(file)))
 
     def counter(what: str, total: int) -> Callable[[], None]:
         done = 0

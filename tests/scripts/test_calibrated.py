@@ -55,6 +55,20 @@ def test_no_chunk_serves_twice() -> None:
         Texts.split(chunks(20), 6400)
 
 
+def test_trials_of_large_models_run_fewer_tokens() -> None:
+    def tokens(cols: int, layers: int) -> int:
+        body = {f"blk.{i}.ffn_up.weight": (4 * cols, cols) for i in range(layers)}
+        head = {"token_embd.weight": (262144, cols), "output_norm.weight": (cols,)}
+        return calibrated.trial_tokens(body | head)
+
+    assert tokens(64, 4) == calibrated.TRIAL_TOKENS  # the embedding is no part of a trial's layers
+    assert tokens(8192, 100) == calibrated.LEAST_TRIAL_TOKENS
+    between = [tokens(1024, layers) for layers in (35, 40, 45)]
+    assert between[0] > between[1] > between[2] > calibrated.LEAST_TRIAL_TOKENS
+    assert between[0] < calibrated.TRIAL_TOKENS
+    assert len(Texts.split(chunks(80, context=128), 8192, 300).trial) == 2
+
+
 def test_moments_that_do_not_fit_are_refused_with_both_numbers(
     model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
