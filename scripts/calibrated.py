@@ -4,8 +4,11 @@ budgets, files written, or the command line. Method: docs/quantization.md."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import groupby
 from math import prod
 
 import numpy as np
@@ -159,37 +162,52 @@ def _rows_and_cols(weights: WeightSource, name: str) -> tuple[int, int]:
 
 
 def estimate_errors(
-    matrices: Sequence[Matrix], weights: WeightSource, on_matrix: Callable[[], None]
+    matrices: Sequence[Matrix],
+    weights: WeightSource,
+    on_matrix: Callable[[], None],
+    threads: int | None = None,
 ) -> None:
     """Fills errors, shrinkage and gain of every matrix from a sample of its rows.
 
     Errors are judged on the half of the tokens that rounding did not see. The shrinkage of all
-    layers is that of the role's middle layer; the gain is measured everywhere.
+    layers is that of the role's middle layer; the gain is measured everywhere. The result does not
+    depend on the number of threads.
     """
-    shrinkages: dict[str, float] = {}
     by_role: dict[str, list[Matrix]] = {}
     for matrix in matrices:
         by_role.setdefault(matrix.role, []).append(matrix)
-    for role, alike in by_role.items():
-        middle = alike[len(alike) // 2]
-        shrinkages[role] = _best_shrinkage(middle, _sample(middle, weights))
-    latest: tuple[InputMoments, Feedback] | None = None  # neighbours read the same input
+    middles = [alike[len(alike) // 2] for alike in by_role.values()]
+    by_input = [list(group) for _, group in groupby(matrices, key=lambda m: id(m.seen))]
+
+    with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
+        best = pool.map(lambda m: _best_shrinkage(m, _sample(m, weights)), middles)
+        shrinkages = dict(zip(by_role, best, strict=True))
+        for group in pool.map(lambda g: _estimated(g, weights, shrinkages), by_input):
+            for _ in group:
+                on_matrix()
+
+
+def _estimated(
+    matrices: list[Matrix], weights: WeightSource, shrinkages: Mapping[str, float]
+) -> list[Matrix]:
+    """Fills what estimate_errors does, of matrices that read one input."""
+    feedbacks: dict[float, Feedback] = {}
+    unseen = _mean(matrices[0].unseen)
     for matrix in matrices:
         values = _sample(matrix, weights)
         scale = matrix.shape[0] / len(values)
-        unseen = _mean(matrix.unseen)
         importance = matrix.seen.squares.astype(np.float32)
         for name in formats_for(matrix.shape[1]):
             rounded = _decoded(encode(values, name, importance), name, values.shape)
             matrix.errors[name] = float(layer_error(values, rounded, unseen).sum()) * scale
         probe, shrinkage = _probe(matrix), shrinkages[matrix.role]
         if probe is not None and shrinkage < 1:
-            if latest is None or latest[0] is not matrix.seen:
-                latest = matrix.seen, Feedback.of(_mean(matrix.seen), shrinkage)
-            error = _error_with(values, probe, latest[1], unseen) * scale
+            if shrinkage not in feedbacks:
+                feedbacks[shrinkage] = Feedback.of(_mean(matrix.seen), shrinkage)
+            error = _error_with(values, probe, feedbacks[shrinkage], unseen) * scale
             matrix.gain = min(1.0, error / max(matrix.errors[probe], 1e-30))
             matrix.shrinkage = shrinkage if matrix.gain < 1 else 1.0
-        on_matrix()
+    return matrices
 
 
 def measure_sensitivities(

@@ -106,7 +106,7 @@ def calibrated_plan(
     on_chunk = counter("reading the text", n_chunks)
     matrices = calibrated.observe(config, weights, texts, threads=threads, on_chunk=on_chunk)
     on_matrix = counter("errors of formats", len(matrices))
-    calibrated.estimate_errors(matrices, weights, on_matrix)
+    calibrated.estimate_errors(matrices, weights, on_matrix, threads)
     for matrix in matrices:  # what is copied loses nothing
         stored = file.tensors[matrix.name].format
         if stored.block > 1 or stored.name in matrix.errors:
