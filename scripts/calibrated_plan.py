@@ -172,12 +172,13 @@ def encoders(
     matrices: Sequence[Matrix], formats: Mapping[str, str], threads: int | None
 ) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
     """What rounds each matrix; what several need of one input is computed once."""
-    kept: OrderedDict[int, Feedback] = OrderedDict()
+    kept: OrderedDict[tuple[int, float], Feedback] = OrderedDict()
 
     def feedback_of(matrix: Matrix) -> Feedback | None:
         if matrix.shrinkage >= 1:
             return None
-        key = id(matrix.seen)
+        # Roles that read one input may have shrinkages of their own.
+        key = id(matrix.seen), matrix.shrinkage
         if key not in kept:
             kept[key] = Feedback.of(matrix.moment(), matrix.shrinkage)
             if len(kept) > _KEPT_FEEDBACKS:
