@@ -18,7 +18,7 @@ from martlet.scripts.convert_check import PROBES, check_token_ids
 from martlet.scripts.convert_facts import reader_facts
 
 from ..quant.checkpoints import copied, edit_json
-from ..recorded import RECORDED, SHARED, STORED, TINY
+from ..recorded import RECORDED, SHARED, STORED, TINY, checkpoint_of
 
 FACTS = reader_facts()
 BYTE_LEVEL = [name for name in TINY if (RECORDED / name / "tokenizer.json").exists()]
@@ -79,10 +79,8 @@ def test_ids_equal_those_of_sentencepiece(name: str) -> None:
 
 @pytest.mark.parametrize("name", STORED)
 def test_shared_checkpoints(name: str) -> None:
-    if not (SHARED / name).exists():
-        pytest.skip(f"no ../shared/data/{name} beside the checkout")
-    checkpoint = Checkpoint.open(SHARED / name)
-    check_token_ids(checkpoint, convert(SHARED / name))
+    folder = checkpoint_of(name)
+    check_token_ids(Checkpoint.open(folder), convert(folder))
 
 
 @pytest.mark.parametrize("name", ["starcoder", "deepseek-llm"])
