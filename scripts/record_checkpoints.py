@@ -4,11 +4,12 @@ Owns: the checkpoints of tests/data/checkpoints, as `transformers` saves them, e
 trained here, and the recorded logits. Must not import martlet: an oracle shares no code with what
 it judges. Needs torch, transformers, tokenizers and sentencepiece.
 
-    python scripts/record_checkpoints.py tests/data/checkpoints --text TEXT [--stored FOLDER …]
-    python scripts/record_checkpoints.py tests/data/checkpoints --llama-bin DIR --files DIR
+    python scripts/record_checkpoints.py --text TEXT [NAME …] [--stored FOLDER …]
+    python scripts/record_checkpoints.py --llama-bin DIR --files DIR [NAME …]
 
-The first records models and logits, also of the checkpoints in --stored; the second what
-llama-completion says of the GGUF files in --files, named as the checkpoints.
+The first makes the checkpoints that tests/data/recipes describes and records their logits, or those
+of the checkpoints in --stored; the second what llama-completion says of the GGUF files in --files,
+named as the checkpoints. Those that are not named stay as they are.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import argparse
 import json
 import shutil
 import subprocess
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+_LAYOUT = "the folder of recipes, checkpoints and logits"
 _SEED = 20
 _N_TOKENS = 24
 _STORED_COLUMNS = 8  # of the large vocabularies every eighth logit is kept
@@ -41,63 +44,6 @@ _SIZES: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
 }
-_LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-_LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
-_YARN_ROPE = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 64,
-    "beta_fast": 4.0,  # low, so that this short context has all three kinds of dims
-    "attention_factor": 1.25,
-}
-_GEMMA_SIZES = {
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "query_pre_attn_scalar": 16,
-    "tie_word_embeddings": True,
-    "sliding_window": 9,
-    "layer_types": [f"{kind}_attention" for kind in ("sliding", "sliding", "full", "sliding")],
-    "rope_parameters": {
-        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-    },
-}
-# name -> (class stem, weights stored as, tokenizer, config beyond _SIZES)
-MODELS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
-    "llama": (
-        "Llama",
-        "float32",
-        "llama-bpe",
-        {"rope_parameters": _LLAMA3_ROPE, "attention_bias": True, "mlp_bias": True},
-    ),
-    "llama-linear": (
-        "Llama",
-        "float16",
-        "smollm",
-        {"rope_parameters": _LINEAR_ROPE, "tie_word_embeddings": True},
-    ),
-    "mistral": ("Mistral", "bfloat16", "spm", {"sliding_window": 9}),
-    "qwen2": ("Qwen2", "bfloat16", "qwen2", {"head_dim": None, "num_attention_heads": 4}),
-    "qwen3": (
-        "Qwen3",
-        "bfloat16",
-        "qwen2",
-        {"rope_parameters": _YARN_ROPE, "tie_word_embeddings": True},
-    ),
-    "gemma3": ("Gemma3", "bfloat16", "spm-plain", _GEMMA_SIZES),
-}
-_SHARD_BYTES = {"llama": "64KB"}
-_PADDING_ROWS = {"qwen2": 13}  # rows of the embedding without a token
 
 # The patterns of the models' own published tokenizer files.
 _TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -209,38 +155,38 @@ def _save_json(path: Path, value: Any) -> None:
 # -- models ---------------------------------------------------------------------------------------
 
 
-def record_model(name: str, text: Path, folder: Path) -> Recorded:
+def record_model(recipe: Mapping[str, Any], text: Path, folder: Path) -> Recorded:
     """Saves the checkpoint and returns random ids and the logits there of what was saved."""
     torch: Any = import_module("torch")
     transformers: Any = import_module("transformers")
 
-    stem, stored, tokenizer, extra = MODELS[name]
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     torch.manual_seed(_SEED)
     rng = np.random.default_rng(_SEED)
-    n_tokens = _PADDING_ROWS.get(name, 0) + (
+    tokenizer = recipe["tokenizer"]
+    n_tokens = recipe.get("padding_rows", 0) + (
         save_sentencepiece(text, folder, prefix=tokenizer == "spm")
         if tokenizer.startswith("spm")
         else save_byte_level(tokenizer, text, folder)
     )
-    sizes = {**_SIZES, **extra, "vocab_size": n_tokens}
+    sizes = {**_SIZES, **recipe["config"], "vocab_size": n_tokens}
     sizes = {key: value for key, value in sizes.items() if value is not None}
-    config_class = getattr(transformers, f"{stem}{'Text' if stem == 'Gemma3' else ''}Config")
-    config = config_class(**sizes, attn_implementation="eager")
-    model = getattr(transformers, f"{stem}ForCausalLM")(config).float()
+    model_class = getattr(transformers, recipe["model"])
+    config = model_class.config_class(**sizes, attn_implementation="eager")
+    model = model_class(config).float()
+    norm_centre = recipe.get("norm_centre", 1.0)  # 0 where the model adds 1
     with torch.no_grad():
         for key, values in model.named_parameters():
             # Constant initial values would hide a missing bias or a misplaced "+1".
-            std = 0.3 if values.ndim == 1 else values.shape[1] ** -0.5
-            is_plain_norm = key.endswith("norm.weight") and stem != "Gemma3"
-            centre = 1.0 if is_plain_norm else 0.0
+            std = 0.3 if values.ndim == 1 else values.shape[-1] ** -0.5
+            centre = norm_centre if key.endswith("norm.weight") else 0.0
             values.copy_(torch.from_numpy(centre + std * rng.standard_normal(values.shape)))
     model.tie_weights()
-    model = model.to(getattr(torch, stored))
+    model = model.to(getattr(torch, recipe["stored"]))
     with_generation = folder / "generation_config.json"
     kept = with_generation.read_text() if with_generation.exists() else None
-    model.save_pretrained(folder, max_shard_size=_SHARD_BYTES.get(name, "1GB"))
+    model.save_pretrained(folder, max_shard_size=recipe.get("shard_bytes", "1GB"))
     if kept is not None:
         with_generation.write_text(kept)
     return record_stored(folder)
@@ -282,25 +228,33 @@ def llama_cpp_says(llama_bin: Path, model: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="*", help="which recipes; else all")
+    parser.add_argument("--data", type=Path, default=Path("tests/data"), help=_LAYOUT)
     parser.add_argument("--text", type=Path, help="what tokenizers are trained on")
     parser.add_argument("--stored", type=Path, nargs="*", default=[], help="other checkpoints")
     parser.add_argument("--llama-bin", type=Path)
     parser.add_argument("--files", type=Path, help="the checkpoints as GGUF files")
     args = parser.parse_args()
+    data: Path = args.data
     if args.llama_bin:
-        said = {
-            p.stem: llama_cpp_says(args.llama_bin, p) for p in sorted(args.files.glob("*.gguf"))
-        }
-        _save_json(
-            args.folder / "llama_cpp.json", {"prompt": PROMPT, "n_tokens": N_GREEDY, "said": said}
-        )
+        path = data / "checkpoints" / "llama_cpp.json"
+        said = json.loads(path.read_text())["said"]
+        for name in args.names or sorted(file.stem for file in args.files.glob("*.gguf")):
+            said[name] = llama_cpp_says(args.llama_bin, args.files / f"{name}.gguf")
+        _save_json(path, {"prompt": PROMPT, "n_tokens": N_GREEDY, "said": said})
         return
-    recorded = {name: record_model(name, args.text, args.folder / name) for name in MODELS}
-    recorded |= {path.name: record_stored(path, _STORED_COLUMNS) for path in args.stored}
-    columns: dict[str, Any] = {f"{name}.ids": ids for name, (ids, _) in recorded.items()}
-    columns |= {f"{name}.logits": logits for name, (_, logits) in recorded.items()}
-    np.savez_compressed(args.folder / "logits.npz", **columns)
+    for checkpoint in args.stored:
+        _save_logits(data, checkpoint.name, record_stored(checkpoint, _STORED_COLUMNS))
+    every = [] if args.stored else sorted(p.stem for p in (data / "recipes").glob("*.json"))
+    for name in args.names or every:
+        recipe = json.loads((data / "recipes" / f"{name}.json").read_text())
+        recorded = record_model(recipe, args.text, data / "checkpoints" / name)
+        _save_logits(data, name, recorded)
+
+
+def _save_logits(data: Path, name: str, recorded: Recorded) -> None:
+    ids, logits = recorded
+    np.savez_compressed(data / "logits" / f"{name}.npz", ids=ids, logits=logits)
 
 
 if __name__ == "__main__":

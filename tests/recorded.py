@@ -17,6 +17,7 @@ from martlet.scripts.convert import choose_formats, write_file
 from martlet.scripts.convert_facts import reader_facts
 
 RECORDED = Path(__file__).parent / "data" / "checkpoints"
+LOGITS = Path(__file__).parent / "data" / "logits"
 SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 TINY = sorted(path.name for path in RECORDED.iterdir() if path.is_dir())
 STORED = ("stories260k-hf", "prose-7m-hf", "prose-1m-hf")  # in SHARED, where that is
@@ -50,15 +51,15 @@ def convert(folder: Path, out: Path, type_: str = "F32") -> Path:
 
 
 def recorded_ids(name: str) -> list[int]:
-    with np.load(RECORDED / "logits.npz") as data:
-        ids: list[int] = data[f"{name}.ids"].tolist()
+    with np.load(LOGITS / f"{name}.npz") as data:
+        ids: list[int] = data["ids"].tolist()
         return ids
 
 
 def error_of(name: str, logits: np.ndarray) -> float:
     """How far logits at the recorded ids are from what transformers computed, of the largest."""
-    with np.load(RECORDED / "logits.npz") as data:
-        expected = data[f"{name}.logits"]
+    with np.load(LOGITS / f"{name}.npz") as data:
+        expected = data["logits"]
     return relative_error(logits[:, ::STORED_COLUMNS] if name in STORED else logits, expected)
 
 
