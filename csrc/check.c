@@ -118,9 +118,9 @@ static int check_rope_kv(const mt_plan *p, const mt_op *op, const mt_buffer *out
     if (!out || op->in[0] != op->out || !check_kv(p, op, op->i[6], out)) return 0;
     if (n_rot < 0 || n_rot % 2 || n_rot > op->i[2] || (op->i[5] != 0 && op->i[5] != 1)) return 0;
     if (n_rot && !same_rows(buffer_of(p, op->in[1], MT_BUF_F32), out, n_rot)) return 0;
-    for (int w = 0; w < 2; w++)
-        if (op->w[w] >= 0 && !is_vector(p, op->w[w], MT_F32, op->i[2])) return 0;
-    return 1;
+    if ((op->i[7] != 0 && op->i[7] != 1) || op->i[8] < 0) return 0;
+    return is_norm_weight(p, op->w[0], op->i[2], (int64_t)op->i[0] * op->i[2]) &&
+           is_norm_weight(p, op->w[1], op->i[2], (int64_t)op->i[1] * op->i[2]);
 }
 
 static int check_attention(const mt_plan *p, const mt_op *op, const mt_buffer *any) {
@@ -146,8 +146,8 @@ static int check_out_rest(const mt_plan *p, const mt_op *op) {
 /* Items of an op run side by side, so none may write what another one reads. In place work those
  * whose items are whole rows. */
 static int check_apart(const mt_plan *p, const mt_op *op) {
-    const int in_place =
-        op->kind == MT_OP_NORM || op->kind == MT_OP_ADD || op->kind == MT_OP_ROPE_KV;
+    const int in_place = op->kind == MT_OP_NORM || op->kind == MT_OP_ADD ||
+                         op->kind == MT_OP_ROPE_KV || op->kind == MT_OP_SCALE;
     for (int i = 0; i < 2; i++) {
         const int32_t in = op->in[i];
         if (in < 0 || in >= p->n_buffers || (in_place && in == op->out)) continue;
@@ -167,7 +167,8 @@ static int check_op(const mt_plan *p, const mt_op *op) {
     case MT_OP_NORM:
         return same_rows(in, any, any->width) && op->i[0] > 0 && any->width % op->i[0] == 0 &&
                is_norm_weight(p, op->w[0], op->i[0], any->width) &&
-               (out || !(op->flags & MT_FLAG_ACCUMULATE));
+               is_norm_weight(p, op->w[1], op->i[0], any->width) &&
+               (op->i[1] == 0 || op->i[1] == 1) && (out || !(op->flags & MT_FLAG_ACCUMULATE));
     case MT_OP_QUANTIZE: return any->kind != MT_BUF_F32 && same_rows(in, any, any->width);
     case MT_OP_LINEAR: return check_linear(p, op, any);
     case MT_OP_LINEAR_GLU: return check_linear_glu(p, op, any);
@@ -179,6 +180,7 @@ static int check_op(const mt_plan *p, const mt_op *op) {
     case MT_OP_GLU:
         return same_rows(in, any, 2 * (int64_t)any->width) && (op->i[0] == 0 || op->i[0] == 1);
     case MT_OP_ADD: return same_rows(in, out, any->width);
+    case MT_OP_SCALE: return out && op->in[0] == op->out && op->f[1] >= 0.0f;
     case MT_OP_TAKE_ROWS:
         return in && out && in->rows == MT_ROWS_ALL && out->rows != MT_ROWS_ALL &&
                in->width == out->width && !in->is_logits;

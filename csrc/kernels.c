@@ -42,6 +42,7 @@ const mt_kernels MT_TABLE_NAME(MT_ISA) = {
     .glu = glu,
     .rotate = rotate,
     .add = add,
+    .scale = scale,
     .emit = emit,
     .store_kv = store_kv,
     .attend_split = attend_split,

@@ -58,6 +58,16 @@ typedef struct mt_unpacked {
     float *scales, *mins; /* f32 [block][sub][32]; mins of formats that have them */
 } mt_unpacked;
 
+/* How a row is normed, group by group: weight and bias are NULL, or as long as a group or the row. */
+typedef struct mt_norm {
+    const float *weight, *bias;
+    int weight_len, bias_len;
+    int group;
+    int is_centered; /* 1: the mean of the group is taken off first */
+    int accumulate;
+    float eps;
+} mt_norm;
+
 typedef struct mt_kernels {
     /* `n_blocks` blocks from block `b` of a tile; `out` holds the memory. Here and in mm_q8,
      * ahead_bytes at `ahead` are meanwhile fetched towards the core: packed blocks needed next. */
@@ -84,13 +94,14 @@ typedef struct mt_kernels {
      * of x - out. Of MT_BUF_Q8 and MT_BUF_BF16, which has no rest. */
     void (*round[MT_N_BUFFER_KINDS])(const float *x, int n, size_t out_stride, void *out,
                                      void *rest);
-    /* Per group: out (+)= weight * x / sqrt(mean(x^2) + eps); weight: NULL or one group or n. */
-    void (*norm)(const float *x, const float *weight, int weight_len, int n, int group, float eps,
-                 int accumulate, float *out);
+    /* Per group: out (+)= weight * x / sqrt(mean(x^2) + eps) + bias. */
+    void (*norm)(const float *x, int n, const mt_norm *how, float *out);
     void (*glu)(const float *gate, const float *up, int n, int activation, float *out);
     /* The first n_rot values of each of `heads` neighbouring heads, by (cos, sin) pairs. */
     void (*rotate)(float *x, int heads, int head_dim, int n_rot, int style, const float *trig);
     void (*add)(const float *x, int n, float *out);
+    /* out = cap * tanh(scale * x / cap); cap 0: scale * x. NaN stays NaN. */
+    void (*scale)(const float *x, int n, float scale, float cap, float *out);
     /* The first `width` sums of each row of a tile: out (+)= acc + rest + bias, where rest and bias
      * may be NULL. Rows of acc and rest are MT_TILE_ROWS apart, those of out `stride` floats. */
     void (*emit)(const float *acc, const float *rest, const float *bias, int n_rows, int width,

@@ -84,21 +84,40 @@ static void round_bf16(const float *x, int n, size_t out_stride, void *out, void
     }
 }
 
-static void norm(const float *x, const float *weight, int weight_len, int n, int group, float eps,
-                 int accumulate, float *out) {
+/* The first n lanes; the others are 0. */
+static inline vf first_lanes(vf a, int n) {
+    float part[16] = {0};
+    store_part(part, a, n);
+    return n >= 16 ? a : vf_load(part);
+}
+
+static float mean_of(const float *x, int n) {
+    vf sum = vf_set1(0.0f);
+    for (int i = 0; i < n; i += 16) sum = vf_add(sum, load_part(x + i, n - i));
+    return vf_hsum(sum) / (float)n;
+}
+
+static void norm(const float *x, int n, const mt_norm *how, float *out) {
+    const int group = how->group;
     for (int at = 0; at < n; at += group) {
+        const vf mean = vf_set1(how->is_centered ? mean_of(x + at, group) : 0.0f);
         vf squares = vf_set1(0.0f);
         for (int i = 0; i < group; i += 16) {
-            const vf v = load_part(x + at + i, group - i);
+            vf v = load_part(x + at + i, group - i);
+            if (how->is_centered) v = first_lanes(vf_sub(v, mean), group - i);
             squares = vf_fma(v, v, squares);
         }
-        const float mean = vf_hsum(squares) / (float)group;
-        const vf scale = vf_set1(1.0f / sqrtf(mean + eps));
-        const float *w = weight ? weight + (weight_len == n ? at : 0) : NULL;
+        const float mean_square = vf_hsum(squares) / (float)group;
+        const vf scale = vf_set1(1.0f / sqrtf(mean_square + how->eps));
+        const float *w = how->weight ? how->weight + (how->weight_len == n ? at : 0) : NULL;
+        const float *b = how->bias ? how->bias + (how->bias_len == n ? at : 0) : NULL;
         for (int i = 0; i < group; i += 16) {
-            vf y = vf_mul(load_part(x + at + i, group - i), scale);
+            vf y = load_part(x + at + i, group - i);
+            if (how->is_centered) y = vf_sub(y, mean);
+            y = vf_mul(y, scale);
             if (w) y = vf_mul(y, load_part(w + i, group - i));
-            if (accumulate) y = vf_add(load_part(out + at + i, group - i), y);
+            if (b) y = vf_add(y, load_part(b + i, group - i));
+            if (how->accumulate) y = vf_add(load_part(out + at + i, group - i), y);
             store_part(out + at + i, y, group - i);
         }
     }
@@ -148,6 +167,21 @@ static void weigh(const float *x, int n, float best, float temperature, float *w
 static void add(const float *x, int n, float *out) {
     for (int i = 0; i < n; i += 16)
         store_part(out + i, vf_add(load_part(out + i, n - i), load_part(x + i, n - i)), n - i);
+}
+
+/* tanh(z) = (1 - e) / (1 + e) with e = exp(-2 z). The product by 0 keeps what is NaN. */
+static void scale(const float *x, int n, float scale, float cap, float *out) {
+    const vf one = vf_set1(1.0f), zero = vf_set1(0.0f), factor = vf_set1(scale);
+    const vf minus_two = vf_set1(cap > 0.0f ? -2.0f / cap : 0.0f);
+    for (int i = 0; i < n; i += 16) {
+        vf y = vf_mul(load_part(x + i, n - i), factor);
+        if (cap > 0.0f) {
+            const vf e = vf_exp(vf_mul(y, minus_two));
+            const vf tanh = vf_div(vf_sub(one, e), vf_add(one, e));
+            y = vf_fma(y, zero, vf_mul(tanh, vf_set1(cap)));
+        }
+        store_part(out + i, y, n - i);
+    }
 }
 
 static void emit(const float *acc, const float *rest, const float *bias, int n_rows, int width,

@@ -19,7 +19,7 @@
 /* ---- cffi begins ---- */
 
 enum {
-    MT_ABI_VERSION = 7,
+    MT_ABI_VERSION = 8,
     MT_ERR_BYTES = 256 /* size of the message buffer that a failing call fills */
 };
 
@@ -55,7 +55,8 @@ enum mt_op_kind {
     MT_OP_ADD = 8,
     MT_OP_TAKE_ROWS = 9,
     MT_OP_LINEAR_GLU = 10,
-    MT_N_OP_KINDS = 11
+    MT_OP_SCALE = 11,
+    MT_N_OP_KINDS = 12
 };
 
 enum mt_op_flag {

@@ -21,9 +21,19 @@ static void run_embed(mt_engine *e, const mt_op *op, int r, mt_scratch *s) {
 static void run_norm(mt_engine *e, const mt_op *op, int r, mt_scratch *s) {
     const mt_buffer *out = &e->buffers[op->out];
     const mt_weight *w = op->w[0] >= 0 ? &e->weights[op->w[0]] : NULL;
+    const mt_weight *b = op->w[1] >= 0 ? &e->weights[op->w[1]] : NULL;
+    const mt_norm how = {
+        .weight = w ? w->values : NULL,
+        .bias = b ? b->values : NULL,
+        .weight_len = w ? (int)w->cols : 0,
+        .bias_len = b ? (int)b->cols : 0,
+        .group = op->i[0],
+        .is_centered = op->i[1],
+        .accumulate = op->flags & MT_FLAG_ACCUMULATE,
+        .eps = op->f[0],
+    };
     float *to = out->kind == MT_BUF_F32 ? mt_row_f32(e, op->out, r) : s->row;
-    e->kernels->norm(mt_row_f32(e, op->in[0], r), w ? w->values : NULL, w ? (int)w->cols : 0,
-                     out->width, op->i[0], op->f[0], op->flags & MT_FLAG_ACCUMULATE, to);
+    e->kernels->norm(mt_row_f32(e, op->in[0], r), out->width, &how, to);
     if (to == s->row) mt_store_blocks(e, op, r, 0, to, out->width, MT_BLOCK_BYTES);
 }
 
@@ -55,6 +65,12 @@ static void run_add(mt_engine *e, const mt_op *op, int r, mt_scratch *s) {
     (void)s;
     e->kernels->add(mt_row_f32(e, op->in[0], r), e->buffers[op->out].width,
                     mt_row_f32(e, op->out, r));
+}
+
+static void run_scale(mt_engine *e, const mt_op *op, int r, mt_scratch *s) {
+    (void)s;
+    float *x = mt_row_f32(e, op->out, r);
+    e->kernels->scale(x, e->buffers[op->out].width, op->f[0], op->f[1], x);
 }
 
 static void run_take_rows(mt_engine *e, const mt_op *op, int r, mt_scratch *s) {
@@ -102,21 +118,33 @@ static void store_row_kv(mt_engine *e, const mt_kv_region *kv, int r, const floa
     }
 }
 
+/* Norms of q and k are over as many values as their weights have: a head, or all of them. */
+static void norm_heads(const mt_engine *e, const mt_op *op, float *q) {
+    const int heads = op->i[0], kv_heads = op->i[1], head_dim = op->i[2];
+    for (int part = 0; part < 2; part++) {
+        if (op->w[part] < 0) continue;
+        const mt_weight *w = &e->weights[op->w[part]];
+        const int n = (int)w->cols;
+        const mt_norm how = {.weight = w->values, .weight_len = n, .group = n, .eps = op->f[0]};
+        float *x = part ? q + heads * head_dim : q;
+        e->kernels->norm(x, (part ? kv_heads : heads) * head_dim, &how, x);
+    }
+}
+
 static void run_rope_kv(mt_engine *e, const mt_op *op, int r, mt_scratch *s) {
     (void)s;
-    const mt_kernels *kernels = e->kernels;
     const int heads = op->i[0], kv_heads = op->i[1], head_dim = op->i[2], n_rot = op->i[4];
+    const int norm_after = op->i[7], span = op->i[8];
     float *q = mt_row_f32(e, op->out, r), *k = q + heads * head_dim;
-    for (int part = 0; part < 2; part++) {
-        float *x = part ? k : q;
-        const int width = (part ? kv_heads : heads) * head_dim;
-        if (op->w[part] >= 0)
-            kernels->norm(x, e->weights[op->w[part]].values, head_dim, width, head_dim, op->f[0], 0,
-                          x);
-    }
+    if (!norm_after) norm_heads(e, op, q);
     if (n_rot)
-        kernels->rotate(q, heads + kv_heads, head_dim, n_rot, op->i[5],
-                        mt_row_f32(e, op->in[1], r));
+        e->kernels->rotate(q, heads + kv_heads, head_dim, n_rot, op->i[5],
+                           mt_row_f32(e, op->in[1], r));
+    if (norm_after) norm_heads(e, op, q);
+    if (span) {
+        const double grown = log(1.0 + e->step->positions[r] / span);
+        e->kernels->scale(q, heads * head_dim, (float)(1.0 + (double)op->f[1] * grown), 0.0f, q);
+    }
     store_row_kv(e, &e->kv[op->i[6]], r, k, k + kv_heads * head_dim);
 }
 
@@ -128,6 +156,7 @@ static const mt_phase row_phases[MT_N_OP_KINDS] = {
     [MT_OP_ROPE_KV] = {count_rows, run_rope_kv},
     [MT_OP_GLU] = {count_glu, run_glu},
     [MT_OP_ADD] = {count_rows, run_add},
+    [MT_OP_SCALE] = {count_rows, run_scale},
     [MT_OP_TAKE_ROWS] = {count_rows, run_take_rows},
 };
 

@@ -11,7 +11,7 @@ from enum import IntEnum
 
 import numpy as np
 
-ABI_VERSION = 7
+ABI_VERSION = 8
 Q8_BLOCK = 32  # activations share one scale per 32 values
 FLAG_ACCUMULATE = 1
 
@@ -28,6 +28,7 @@ class OpKind(IntEnum):
     ADD = 8
     TAKE_ROWS = 9
     LINEAR_GLU = 10
+    SCALE = 11
 
 
 class BufferKind(IntEnum):
@@ -128,11 +129,12 @@ OPS: dict[OpKind, OpSpec] = {
         OpSpec(
             OpKind.NORM,
             inputs=("x",),
-            weights=("weight",),
-            ints=("group",),
+            weights=("weight", "bias"),
+            ints=("group", "centered"),
             floats=("eps",),
-            meaning="per group of `group` values: out (+)= weight * x / sqrt(mean(x^2) + eps); "
-            "weight is as long as one group or the whole row, or absent",
+            meaning="per group of `group` values, whose mean is taken off first where centered: "
+            "out (+)= weight * x / sqrt(mean(x^2) + eps) + bias; weight and bias are as long as "
+            "one group or the whole row, or absent",
         ),
         OpSpec(
             OpKind.QUANTIZE,
@@ -159,11 +161,16 @@ OPS: dict[OpKind, OpSpec] = {
             OpKind.ROPE_KV,
             inputs=("qkv", "trig"),
             weights=("q_norm", "k_norm"),
-            ints=("heads", "kv_heads", "head_dim", "value_dim", "n_rot", "style", "kv_layer"),
-            floats=("eps",),
-            meaning="in place on out = qkv (n, [q | k | v]): optional RMS norm of every q and k "
-            "head, rotation of their first n_rot dims by trig (absent: none), then k and v are "
-            "rounded to the cache's type and written to their slot of kv_layer",
+            ints=(
+                *("heads", "kv_heads", "head_dim", "value_dim", "n_rot", "style", "kv_layer"),
+                *("norm_after", "temperature_span"),
+            ),
+            floats=("eps", "temperature"),
+            meaning="in place on out = qkv (n, [q | k | v]): optional RMS norm of q and of k, over "
+            "as many values as its weight has, one head or all; rotation of the first n_rot dims "
+            "of every head by trig (absent: none), before the norms where norm_after; where the "
+            "span is not 0, q *= 1 + temperature * ln(1 + floor(position / span)); then k and v "
+            "are rounded to the cache's type and written to their slot of kv_layer",
         ),
         OpSpec(
             OpKind.ATTENTION,
@@ -192,6 +199,12 @@ OPS: dict[OpKind, OpSpec] = {
             ints=("activation",),
             meaning="out = activation(x @ gate.T + gate_bias) * (x @ up.T + up_bias); x and rest "
             "as in linear. Recorded by folding a linear into the glu that alone reads it",
+        ),
+        OpSpec(
+            OpKind.SCALE,
+            inputs=("x",),
+            floats=("scale", "cap"),
+            meaning="in place on out = x: cap * tanh(scale * x / cap); cap 0: scale * x",
         ),
     )
 }

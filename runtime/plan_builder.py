@@ -92,8 +92,19 @@ class PlanBuilder:
         out = self._buffer("x", self.tensors[table].shape[1])
         return self._record(Op(OpKind.EMBED, out, weights=(table,), floats=(scale,)))
 
-    def norm(self, x: int, weight: int, eps: float, *, group: int = 0, add_to: int = -1) -> int:
-        """RMS norm of x per `group` values (0: the whole row); into a new buffer, or added."""
+    def norm(
+        self,
+        x: int,
+        weight: int,
+        eps: float,
+        *,
+        bias: int = -1,
+        group: int = 0,
+        centered: bool = False,
+        add_to: int = -1,
+    ) -> int:
+        """RMS norm of x per `group` values (0: the whole row), without their mean where centered;
+        into a new buffer, or added."""
         width = self.buffers[x].width
         out = add_to if add_to >= 0 else self._buffer("norm", width, rows=self.buffers[x].rows)
         return self._record(
@@ -101,8 +112,8 @@ class PlanBuilder:
                 OpKind.NORM,
                 out,
                 inputs=(x,),
-                weights=(weight,),
-                ints=(group or width,),
+                weights=(weight, bias),
+                ints=(group or width, int(centered)),
                 floats=(eps,),
                 accumulate=add_to >= 0,
             )
@@ -201,13 +212,16 @@ class PlanBuilder:
         q_norm: int = -1,
         k_norm: int = -1,
         eps: float = 0.0,
+        norm_after: bool = False,
+        temperature: float = 0.0,
+        temperature_span: int = 0,
     ) -> int:
         kv = self.kv_layers[kv_layer]
         n_rot = self.buffers[trig].width if trig >= 0 else 0
-        ints = (heads, kv.kv_heads, kv.head_dim, kv.value_dim, n_rot, int(style), kv_layer)
-        return self._record(
-            Op(OpKind.ROPE_KV, qkv, (qkv, trig), (q_norm, k_norm), ints=ints, floats=(eps,))
-        )
+        shape = (heads, kv.kv_heads, kv.head_dim, kv.value_dim)
+        ints = (*shape, n_rot, int(style), kv_layer, int(norm_after), temperature_span)
+        floats = (eps, temperature)
+        return self._record(Op(OpKind.ROPE_KV, qkv, (qkv, trig), (q_norm, k_norm), ints, floats))
 
     def attention(
         self, qkv: int, *, kv_layer: int, heads: int, scale: float, window: int = 0
@@ -223,6 +237,10 @@ class PlanBuilder:
 
     def add(self, x: int, *, to: int) -> int:
         return self._record(Op(OpKind.ADD, to, (x,), accumulate=True))
+
+    def scale(self, x: int, scale: float, cap: float = 0.0) -> int:
+        """In place; cap > 0: a soft bound of the results."""
+        return self._record(Op(OpKind.SCALE, x, (x,), floats=(scale, cap)))
 
     def take_rows(self, x: int, rows: RowKind = RowKind.OUT) -> int:
         name = "hidden_rows" if rows is RowKind.HIDDEN else "out_rows"

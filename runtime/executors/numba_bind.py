@@ -20,6 +20,7 @@ from .numba_attention import attention
 from .numba_math import Q8Views
 from .numba_matmul import linear_float, linear_quantized
 from .numba_rowops import (
+    HeadOrder,
     HeadShape,
     embed_float,
     embed_quantized,
@@ -28,6 +29,7 @@ from .numba_rowops import (
     quantize_rows,
     rope_kv,
     rope_table,
+    scale_rows,
 )
 from .numba_weights import (
     LANES,
@@ -179,6 +181,7 @@ class Binder:
             OpKind.ADD: self._add,
             OpKind.TAKE_ROWS: self._take_rows,
             OpKind.LINEAR_GLU: self._linear_glu,
+            OpKind.SCALE: self._scale,
         }
 
     def _embed(self, op: Op) -> list[Call]:
@@ -192,9 +195,14 @@ class Binder:
 
     def _norm(self, op: Op) -> list[Call]:
         x, weight = self._floats(op.inputs[0]), self._vector(op.weight_of("weight"))
+        bias, centered = self._vector(op.weight_of("bias")), bool(op.int_of("centered"))
         group, eps, adds = op.int_of("group"), np.float32(op.float_of("eps")), op.accumulate
         (out, q8, rest), kind = self._sink(op), self._rows_of(op)
-        return [lambda rows: norm(x, weight, group, eps, out, adds, q8, rest, rows.counts[kind])]
+        return [
+            lambda rows: norm(
+                x, weight, bias, group, centered, eps, out, adds, q8, rest, rows.counts[kind]
+            )
+        ]
 
     def _quantize(self, op: Op) -> list[Call]:
         x, kind, (_, q8, rest) = self._floats(op.inputs[0]), self._rows_of(op), self._sink(op)
@@ -251,12 +259,14 @@ class Binder:
         q_norm, k_norm = self._vector(op.weight_of("q_norm")), self._vector(op.weight_of("k_norm"))
         shape, eps = HeadShape(*op.ints[:4]), np.float32(op.float_of("eps"))
         n_rot, is_half = op.int_of("n_rot"), op.int_of("style") == RopeStyle.HALF
+        temperature = float(np.float32(op.float_of("temperature")))
+        order = HeadOrder(bool(op.int_of("norm_after")), temperature, op.int_of("temperature_span"))
         keys, values, block_tokens = self._memory.layer(op.int_of("kv_layer"))
         group = int(self._memory.is_windowed[op.int_of("kv_layer")])
         return [
             lambda rows: rope_kv(
-                qkv, trig, q_norm, k_norm, eps, shape, n_rot, is_half, rows.slots[group], keys,
-                values, block_tokens,
+                qkv, trig, q_norm, k_norm, eps, shape, n_rot, is_half, order, rows.positions,
+                rows.slots[group], keys, values, block_tokens,
             )
         ]  # fmt: skip
 
@@ -289,6 +299,11 @@ class Binder:
             out[: rows.counts[kind]] += x[: rows.counts[kind]]
 
         return [add]
+
+    def _scale(self, op: Op) -> list[Call]:
+        floats, out, kind = self._memory.floats, op.out, self._rows_of(op)
+        scale, cap = np.float32(op.float_of("scale")), np.float32(op.float_of("cap"))
+        return [lambda rows: scale_rows(floats[out], scale, cap, rows.counts[kind])]
 
     def _take_rows(self, op: Op) -> list[Call]:
         x, out = self._floats(op.inputs[0]), self._floats(op.out)

@@ -14,8 +14,10 @@ from numba import njit
 
 from .numba_vectors import (
     absolute,
+    add,
     advance,
     fma,
+    keep_lanes,
     load,
     load_first,
     max_lanes,
@@ -28,6 +30,7 @@ from .numba_vectors import (
     store,
     store_first,
     store_int8,
+    sub,
     sum_lanes,
     times_power_of_two,
 )
@@ -84,14 +87,24 @@ def exp(x: Any) -> Any:
 
 
 @helper
-def inverse_rms(x: Any, n: int, eps: Any) -> Any:
-    """1 / sqrt(mean(x ** 2) + eps) of n values."""
-    squares = splat(np.float32(0))
+def inverse_rms(x: Any, n: int, eps: Any, mean: Any) -> Any:
+    """1 / sqrt(mean((x - mean) ** 2) + eps) of n values."""
+    squares, centre = splat(np.float32(0)), splat(mean)
     for i in range(0, n, LANES):
         v = load_upto(x, i, n)
+        if mean != np.float32(0):
+            v = keep_lanes(sub(v, centre), 0, n - i, np.float32(0))
         squares = fma(v, v, squares)
-    mean = sum_lanes(squares) / np.float32(n)
-    return np.float32(1) / np.float32(math.sqrt(mean + eps))
+    mean_square = sum_lanes(squares) / np.float32(n)
+    return np.float32(1) / np.float32(math.sqrt(mean_square + eps))
+
+
+@helper
+def mean_of(x: Any, n: int) -> Any:
+    total = splat(np.float32(0))
+    for i in range(0, n, LANES):
+        total = add(load_upto(x, i, n), total)
+    return sum_lanes(total) / np.float32(n)
 
 
 @helper

@@ -13,7 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit, prange
 
-from .numba_math import Q8Views, exp, helper, inverse_rms, load_upto, quantize_planes, store_upto
+from .numba_math import (
+    Q8Views,
+    exp,
+    helper,
+    inverse_rms,
+    load_upto,
+    mean_of,
+    quantize_planes,
+    store_upto,
+)
 from .numba_vectors import (
     add,
     advance,
@@ -56,7 +65,9 @@ def quantize_rows(x: np.ndarray, q8: Q8Views, rest: Q8Views, n_rows: int) -> Non
 def _norm_rows(
     x: np.ndarray,
     weight: np.ndarray,
+    bias: np.ndarray,
     group: int,
+    centered: bool,
     eps: Any,
     out: np.ndarray,
     adds: bool,
@@ -66,17 +77,24 @@ def _norm_rows(
     stop: int,
 ) -> None:
     width, n_weights, is_q8 = x.shape[1], weight.size, out.size == 0
-    scratch, weights = np.empty(width, np.float32), pointer(weight)
+    scratch, weights, biases = np.empty(width, np.float32), pointer(weight), pointer(bias)
     for row in range(start, stop):
         source = advance(pointer(x), row * width)
         to = pointer(scratch) if is_q8 else advance(pointer(out), row * width)
         for g in range(0, width, group):
-            inverse = splat(inverse_rms(advance(source, g), group, eps))
+            mean = mean_of(advance(source, g), group) if centered else np.float32(0)
+            inverse = splat(inverse_rms(advance(source, g), group, eps, mean))
             for i in range(g, g + group, LANES):
-                v = mul(load_upto(source, i, g + group), inverse)
+                v = load_upto(source, i, g + group)
+                if centered:
+                    v = sub(v, splat(mean))
+                v = mul(v, inverse)
                 if n_weights > 0:
                     at = i if n_weights > group else i - g
                     v = mul(load_upto(weights, at, at + g + group - i), v)
+                if bias.size > 0:
+                    at = i if bias.size > group else i - g
+                    v = add(load_upto(biases, at, at + g + group - i), v)
                 if adds:
                     v = add(load_upto(to, i, g + group), v)
                 store_upto(to, i, g + group, v)
@@ -88,7 +106,9 @@ def _norm_rows(
 def norm(
     x: np.ndarray,
     weight: np.ndarray,
+    bias: np.ndarray,
     group: int,
+    centered: bool,
     eps: Any,
     out: np.ndarray,
     adds: bool,
@@ -96,12 +116,33 @@ def norm(
     rest: Q8Views,
     n_rows: int,
 ) -> None:
-    """weight is empty, as long as a group, or as long as a row."""
+    """weight and bias are empty, as long as a group, or as long as a row."""
     if n_rows <= _FEW_ROWS:
-        _norm_rows(x, weight, group, eps, out, adds, q8, rest, 0, n_rows)
+        _norm_rows(x, weight, bias, group, centered, eps, out, adds, q8, rest, 0, n_rows)
     else:
         for row in prange(n_rows):
-            _norm_rows(x, weight, group, eps, out, adds, q8, rest, row, row + 1)
+            _norm_rows(x, weight, bias, group, centered, eps, out, adds, q8, rest, row, row + 1)
+
+
+@helper
+def _scale_row(x: Any, n: int, scale: Any, cap: Any) -> None:
+    """x = cap * tanh(scale * x / cap), cap 0: scale * x.
+
+    tanh(z) = (1 - e) / (1 + e) with e = exp(-2 z)."""
+    one = splat(np.float32(1))
+    for i in range(0, n, LANES):
+        v = mul(load_upto(x, i, n), splat(scale))
+        if cap > np.float32(0):
+            e = exp(mul(v, splat(np.float32(-2) / cap)))
+            v = mul(div(sub(one, e), add(one, e)), splat(cap))
+        store_upto(x, i, n, v)
+
+
+@_kernel
+def scale_rows(x: np.ndarray, scale: Any, cap: Any, n_rows: int) -> None:
+    """In place on the first n_rows rows."""
+    for row in prange(n_rows):
+        _scale_row(advance(pointer(x), row * x.shape[1]), x.shape[1], scale, cap)
 
 
 @helper
@@ -199,12 +240,24 @@ class HeadShape(NamedTuple):
     value_dim: int
 
 
+class HeadOrder(NamedTuple):
+    """What else rope_kv does to heads, besides turning them."""
+
+    norm_after: bool  # norms come after rope, not before
+    temperature: float  # q *= 1 + temperature * ln(1 + position // span)
+    span: int  # 0: no such factor
+
+
 @helper
-def _norm_head(x: Any, weight: Any, head_dim: int, eps: Any) -> None:
-    inverse = splat(inverse_rms(x, head_dim, eps))
-    for i in range(0, head_dim, LANES):
-        v = mul(load_upto(x, i, head_dim), inverse)
-        store_upto(x, i, head_dim, mul(load_upto(weight, i, head_dim), v))
+def _norm_part(x: Any, n: int, weight: np.ndarray, eps: Any) -> None:
+    """Over as many of the n values as the weight has at a time; none where it is empty."""
+    weights, group = pointer(weight), weight.size
+    for g in range(0, n if group > 0 else 0, max(group, 1)):
+        head = advance(x, g)
+        inverse = splat(inverse_rms(head, group, eps, np.float32(0)))
+        for i in range(0, group, LANES):
+            v = mul(load_upto(head, i, group), inverse)
+            store_upto(head, i, group, mul(load_upto(weights, i, group), v))
 
 
 @helper
@@ -227,6 +280,8 @@ def _rope_kv_rows(
     shape: HeadShape,
     n_rot: int,
     is_half: bool,
+    order: HeadOrder,
+    positions: np.ndarray,
     slots: np.ndarray,
     keys: np.ndarray,
     values: np.ndarray,
@@ -235,19 +290,25 @@ def _rope_kv_rows(
     stop: int,
 ) -> None:
     heads, kv_heads, head_dim, value_dim = shape
+    n_q, n_k = heads * head_dim, kv_heads * head_dim
     padded_dim = (value_dim + LANES - 1) // LANES * LANES
     k_pool, v_pool = pointer(keys), pointer(values)
     for row in range(start, stop):
         x = advance(pointer(qkv), row * qkv.shape[1])
+        k, v = advance(x, n_q), advance(x, n_q + n_k)
         angles = advance(pointer(trig), row * trig.shape[1])
+        if not order.norm_after:
+            _norm_part(x, n_q, q_norm, eps)
+            _norm_part(k, n_k, k_norm, eps)
         for h in range(heads + kv_heads):
-            weight = q_norm if h < heads else k_norm
-            head = advance(x, h * head_dim)
-            if weight.size > 0:
-                _norm_head(head, pointer(weight), head_dim, eps)
-            _rotate_head(head, angles, n_rot, is_half)
+            _rotate_head(advance(x, h * head_dim), angles, n_rot, is_half)
+        if order.norm_after:
+            _norm_part(x, n_q, q_norm, eps)
+            _norm_part(k, n_k, k_norm, eps)
+        if order.span > 0:
+            grown = math.log(1.0 + np.float64(positions[row] // order.span))
+            _scale_row(x, n_q, np.float32(1.0 + order.temperature * grown), np.float32(0))
         block, t = slots[row] // block_tokens, slots[row] % block_tokens
-        k, v = advance(x, heads * head_dim), advance(x, (heads + kv_heads) * head_dim)
         for h in range(kv_heads):
             first = (block * kv_heads + h) * block_tokens
             at = (first + t // LANES * LANES) * head_dim + t % LANES
@@ -268,6 +329,8 @@ def rope_kv(
     shape: HeadShape,
     n_rot: int,
     is_half: bool,
+    order: HeadOrder,
+    positions: np.ndarray,
     slots: np.ndarray,
     keys: np.ndarray,
     values: np.ndarray,
@@ -281,12 +344,12 @@ def rope_kv(
     n_rows = slots.size
     if n_rows <= _FEW_ROWS:
         _rope_kv_rows(
-            qkv, trig, q_norm, k_norm, eps, shape, n_rot, is_half, slots, keys, values,
-            block_tokens, 0, n_rows,
+            qkv, trig, q_norm, k_norm, eps, shape, n_rot, is_half, order, positions, slots, keys,
+            values, block_tokens, 0, n_rows,
         )  # fmt: skip
     else:
         for row in prange(n_rows):
             _rope_kv_rows(
-                qkv, trig, q_norm, k_norm, eps, shape, n_rot, is_half, slots, keys, values,
-                block_tokens, row, row + 1,
+                qkv, trig, q_norm, k_norm, eps, shape, n_rot, is_half, order, positions, slots,
+                keys, values, block_tokens, row, row + 1,
             )  # fmt: skip

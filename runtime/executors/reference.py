@@ -68,13 +68,26 @@ def round_q8_0(x: np.ndarray) -> np.ndarray:
     return (q * d).reshape(n, heads, -1)[:, :, :dim]
 
 
-def rms_norm(x: np.ndarray, weight: np.ndarray | None, group: int, eps: float) -> np.ndarray:
-    """Per group of values of the last axis; weight is as long as one group or the whole row."""
+def rms_norm(
+    x: np.ndarray,
+    weight: np.ndarray | None,
+    group: int,
+    eps: float,
+    *,
+    bias: np.ndarray | None = None,
+    centered: bool = False,
+) -> np.ndarray:
+    """Per group of values of the last axis, without their mean where centered; weight and bias are
+    as long as one group or the whole row."""
     groups = x.reshape(len(x), x.shape[1] // group, group)  # -1 fails without rows
+    if centered:
+        groups = groups - np.mean(groups, axis=2, keepdims=True, dtype=np.float32)
     mean_square = np.mean(groups * groups, axis=2, keepdims=True, dtype=np.float32)
     normed = groups / np.sqrt(mean_square + np.float32(eps))
     if weight is not None:
         normed = normed * weight.reshape(-1, group)
+    if bias is not None:
+        normed = normed + bias.reshape(-1, group)
     return normed.reshape(x.shape)
 
 
@@ -170,6 +183,7 @@ class ReferenceExecutor:
             OpKind.ADD: self._add,
             OpKind.TAKE_ROWS: self._take_rows,
             OpKind.LINEAR_GLU: self._linear_glu,
+            OpKind.SCALE: self._scale,
         }
 
     def run(self, step: Step) -> np.ndarray:
@@ -214,8 +228,9 @@ class ReferenceExecutor:
 
     def _norm(self, run: Run, op: Op) -> None:
         x = run.floats(op.inputs[0])
-        weight = self._weight(op, "weight")
-        run.store(op, rms_norm(x, weight, op.int_of("group"), op.float_of("eps")))
+        weight, bias = self._weight(op, "weight"), self._weight(op, "bias")
+        group, eps, centered = op.int_of("group"), op.float_of("eps"), bool(op.int_of("centered"))
+        run.store(op, rms_norm(x, weight, group, eps, bias=bias, centered=centered))
 
     def _quantize(self, run: Run, op: Op) -> None:
         run.store(op, run.floats(op.inputs[0]))
@@ -253,13 +268,18 @@ class ReferenceExecutor:
 
     def _rope_kv(self, run: Run, op: Op) -> None:
         q, k, v = run.split_qkv(op)
-        eps = op.float_of("eps")
-        q_norm, k_norm = self._weight(op, "q_norm"), self._weight(op, "k_norm")
-        q = q if q_norm is None else _norm_heads(q, q_norm, eps)
-        k = k if k_norm is None else _norm_heads(k, k_norm, eps)
+        norm_after = op.int_of("norm_after")
+        if not norm_after:
+            q, k = self._norm_heads(op, q, k)
         if op.inputs[1] >= 0:
             trig, style = run.floats(op.inputs[1]), RopeStyle(op.int_of("style"))
             q, k = rotate(q, trig, style), rotate(k, trig, style)
+        if norm_after:
+            q, k = self._norm_heads(op, q, k)
+        if span := op.int_of("temperature_span"):
+            grown = np.log(1 + run.step.positions // span)
+            factor = (1 + np.float32(op.float_of("temperature")) * grown).astype(np.float32)
+            q = q * factor[:, None, None]
         layer = op.int_of("kv_layer")
         cached_k, cached_v = map(self._round_kv, (k, v))
         slots = run.slots_of(run.row_seq, run.step.positions, self._is_windowed[layer])
@@ -267,6 +287,16 @@ class ReferenceExecutor:
         self._values[layer][slots] = cached_v
         n = len(q)
         run.store(op, np.concatenate([part.reshape(n, -1) for part in (q, k, v)], axis=1))
+
+    def _norm_heads(self, op: Op, q: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Over as many values as the weights have: one head, or all of them."""
+        q_norm, k_norm = self._weight(op, "q_norm"), self._weight(op, "k_norm")
+        q, k = (
+            x if w is None else rms_norm(x.reshape(len(x), -1), w, len(w), op.float_of("eps"))
+            for x, w in ((q, q_norm), (k, k_norm))
+        )
+        head_dim = op.int_of("head_dim")
+        return q.reshape(len(q), -1, head_dim), k.reshape(len(k), -1, head_dim)
 
     def _round_kv(self, x: np.ndarray) -> np.ndarray:
         """Heads as the cache will hold them. Half precision saturates instead of overflowing."""
@@ -294,15 +324,15 @@ class ReferenceExecutor:
     def _add(self, run: Run, op: Op) -> None:
         run.store(op, run.floats(op.inputs[0]))
 
+    def _scale(self, run: Run, op: Op) -> None:
+        scaled = np.float32(op.float_of("scale")) * run.floats(op.inputs[0])
+        cap = np.float32(op.float_of("cap"))
+        run.store(op, cap * np.tanh(scaled / cap) if cap else scaled)
+
     def _take_rows(self, run: Run, op: Op) -> None:
         is_hidden = self.plan.buffers[op.out].rows is RowKind.HIDDEN
         taken = run.step.hidden_rows if is_hidden else run.step.out_rows
         run.store(op, run.floats(op.inputs[0])[taken])
-
-
-def _norm_heads(heads: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
-    n, _, head_dim = heads.shape
-    return rms_norm(heads.reshape(n, -1), weight, head_dim, eps).reshape(heads.shape)
 
 
 class Run:

@@ -136,6 +136,17 @@ def _norm(group: int, weight_size: int, add: bool, b: OpBuilder, x: int) -> int:
     return b.plan.norm(x, weight, 1e-6, group=group, add_to=add_to)
 
 
+def _layer_norm(group: int, bias_size: int, b: OpBuilder, x: int) -> int:
+    width = b.plan.buffers[x].width
+    weight = b.new("norm", "F32", width)
+    bias = b.new("bias", "F32", bias_size) if bias_size else -1
+    return b.plan.norm(x, weight, 1e-5, bias=bias, group=group, centered=True)
+
+
+def _scale(scale: float, cap: float, b: OpBuilder, x: int) -> int:
+    return b.plan.scale(b.plan.linear(x, [_square(b, x)]), scale, cap)
+
+
 def _square(b: OpBuilder, x: int) -> int:
     width = b.plan.buffers[x].width
     return b.new("square", "F32", width, width, std=width**-0.5)
@@ -188,6 +199,9 @@ class Heads:
     n_rot: int = 0
     style: RopeStyle = RopeStyle.HALF
     head_norm: bool = False
+    full_norm: bool = False  # over all heads at once
+    norm_after: bool = False  # after rope
+    temperature: tuple[float, int] = (0.0, 0)
     window: int = 0
     show_qkv: bool = False  # stop after rope_kv
 
@@ -201,7 +215,12 @@ def _attention(h: Heads, b: OpBuilder, x: int) -> int:
     inv_freq = 10000.0 ** -(np.arange(h.n_rot // 2) * 2 / max(h.n_rot, 1))
     trig = p.rope_table(inv_freq, "rope", factor=0.9) if h.n_rot else -1
     layer = p.new_kv_layer(h.kv_heads, h.head_dim, h.value_dim)
-    norms = [b.new(f"{k}_norm", "F32", h.head_dim) if h.head_norm else -1 for k in "qk"]
+    norms = [-1, -1]
+    if h.head_norm or h.full_norm:
+        heads = (h.heads, h.kv_heads) if h.full_norm else (1, 1)
+        norms = [
+            b.new(f"{k}_norm", "F32", n * h.head_dim) for k, n in zip("qk", heads, strict=True)
+        ]
     p.rope_kv(
         x,
         trig,
@@ -211,6 +230,9 @@ def _attention(h: Heads, b: OpBuilder, x: int) -> int:
         q_norm=norms[0],
         k_norm=norms[1],
         eps=1e-6,
+        norm_after=h.norm_after,
+        temperature=h.temperature[0],
+        temperature_span=h.temperature[1],
     )
     if h.show_qkv:
         return x
@@ -247,6 +269,14 @@ def _cases() -> Iterable[OpCase]:
         for add in (False, True):
             op = partial(_norm, group, weight, add)
             yield OpCase(f"norm-{width}-by{group}-w{weight}-add{add:d}", width, op, one_step(5))
+    for width, group, bias in ((8, 0, 8), (33, 0, 33), (96, 32, 96), (96, 48, 48), (640, 0, 0)):
+        op = partial(_layer_norm, group, bias)
+        yield OpCase(f"layer_norm-{width}-by{group}-b{bias}", width, op, one_step(5))
+    op = partial(_layer_norm, 0, 96)
+    yield OpCase("layer_norm-quantized", 96, op, one_step(5), show_blocks=True)
+    for scale, cap in ((0.3, 0.0), (-2.0, 0.0), (1.0, 30.0), (3.0, 0.5)):
+        op = partial(_scale, scale, cap)
+        yield OpCase(f"scale-{scale}-cap{cap}", 37, op, one_step(5))
     yield OpCase("norm-no-weight", 640, partial(_norm, 0, 0, False), one_step(3))
     yield OpCase("norm-quantized", 96, partial(_norm, 0, 96, False), one_step(5), show_blocks=True)
     for width in (32, 96, 256):
@@ -318,6 +348,11 @@ def _attention_cases() -> Iterable[OpCase]:
         "partial-pair": Heads(2, 1, 24, 24, n_rot=10, style=RopeStyle.PAIR),
         "no-rope": Heads(3, 3, 10, 10),
         "value-dim": Heads(4, 2, 24, 16, n_rot=24),
+        "full-norm": Heads(4, 2, 24, 24, n_rot=24, full_norm=True),
+        "norm-after-rope": Heads(4, 2, 32, 32, n_rot=32, head_norm=True, norm_after=True),
+        "full-norm-after-rope": Heads(3, 1, 10, 10, n_rot=6, full_norm=True, norm_after=True),
+        "temperature": Heads(4, 2, 32, 32, n_rot=32, temperature=(0.4, 5)),
+        "temperature-no-rope": Heads(2, 2, 10, 10, temperature=(0.4, 7)),
         "window": Heads(4, 2, 32, 32, n_rot=32, window=10),
         "window-of-one": Heads(2, 2, 16, 16, n_rot=16, window=1),
         "wide-head": Heads(2, 1, 256, 256, n_rot=256, head_norm=True, window=18),

@@ -289,6 +289,10 @@ NAMED = {
     "rest of bf16": (kind_is("out", BufferKind.BF16), "op"),
     "rest in bf16": (kind_is("out_rest", BufferKind.BF16), "op"),
     "rows of no kind": (kind_is("out", len(BufferKind)), "buffer"),
+    "norms neither before nor after": (set_field("ops", OpKind.ROPE_KV, "i", 7, 2), "op"),
+    "temperature of no span": (set_field("ops", OpKind.ROPE_KV, "i", 8, -1), "op"),
+    "centered twice": (set_field("ops", OpKind.NORM, "i", 1, 2), "op"),
+    "a bias out of tensors": (set_field("ops", OpKind.NORM, "w", 1, 1000), "op"),
     "odd rotation": (set_field("ops", OpKind.ROPE_KV, "i", 4, 3), "op"),
 }
 
