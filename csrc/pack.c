@@ -5,11 +5,14 @@
 
 #include "martlet.h"
 
-/* 32 columns of one row, in no particular packing. */
+#define ALWAYS static inline __attribute__((always_inline))
+#define EACH_BYTE 0x0101010101010101u
+
+/* 32 columns of all rows of a tile, in no particular packing. */
 typedef struct {
-    uint8_t code[32];
-    uint16_t d, m;      /* half-precision scale and minimum (of the super-block for K formats) */
-    uint8_t s[2], t[2]; /* 8-bit scales and minima of the sub-blocks */
+    uint8_t code[MT_TILE_ROWS][MT_BLOCK];
+    uint16_t d[MT_TILE_ROWS], m[MT_TILE_ROWS]; /* halves: scale, minimum (K: of super-blocks) */
+    uint8_t s[2][MT_TILE_ROWS], t[2][MT_TILE_ROWS]; /* of the sub-blocks, eight bits each */
 } raw_block;
 
 static uint16_t load_u16(const uint8_t *p) { return (uint16_t)(p[0] | p[1] << 8); }
@@ -27,133 +30,162 @@ static void six_bit_pair(const uint8_t *p, int j, uint8_t *scale, uint8_t *min) 
     }
 }
 
-static void nibbles(const uint8_t *q, uint8_t *code) {
-    for (int i = 0; i < 16; i++) {
-        code[i] = q[i] & 15;
-        code[i + 16] = q[i] >> 4;
+/* Eight bytes in one word, each shifted by itself: what crosses from byte to byte is masked off. */
+ALWAYS uint64_t bits_of(const uint8_t *p, int shift, uint8_t mask) {
+    uint64_t bits;
+    memcpy(&bits, p, 8);
+    return bits >> shift & EACH_BYTE * mask;
+}
+
+/* code = p >> shift & mask for n bytes. */
+ALWAYS void set_codes(const uint8_t *p, int n, int shift, uint8_t mask, uint8_t *code) {
+    for (int i = 0; i < n; i += 8) {
+        const uint64_t bits = bits_of(p + i, shift, mask);
+        memcpy(code + i, &bits, 8);
     }
 }
 
-static void fifth_bits(const uint8_t *mask, uint8_t *code) {
-    for (int i = 0; i < 32; i++) code[i] |= (uint8_t)((mask[i / 8] >> (i & 7) & 1) << 4);
+/* code = (p >> shift & mask) | (high >> high_shift & high_mask) << to for 32 bytes. */
+ALWAYS void set_split_codes(const uint8_t *p, int shift, uint8_t mask, const uint8_t *high,
+                            int high_shift, uint8_t high_mask, int to, uint8_t *code) {
+    for (int i = 0; i < 32; i += 8) {
+        const uint64_t bits = bits_of(p + i, shift, mask) | bits_of(high + i, high_shift, high_mask)
+                                                                << to;
+        memcpy(code + i, &bits, 8);
+    }
+}
+
+static void nibbles(const uint8_t *q, uint8_t *code) {
+    set_codes(q, 16, 0, 15, code);
+    set_codes(q, 16, 4, 15, code + 16);
+}
+
+/* Bit i of the mask counts 16 in code i: eight copies of a byte keep a bit each, and adding 127
+ * carries what is left to their top. */
+static void add_fifth_bits(const uint8_t *mask, uint8_t *code) {
+    for (int i = 0; i < 4; i++) {
+        const uint64_t own = EACH_BYTE * mask[i] & 0x8040201008040201u;
+        const uint64_t bits =
+            bits_of(code + 8 * i, 0, 255) | ((own + EACH_BYTE * 127) >> 3 & EACH_BYTE * 16);
+        memcpy(code + 8 * i, &bits, 8);
+    }
 }
 
 /* Legacy formats: one block of 32 behind its own scale. */
-static void read_legacy(int format, const uint8_t *p, raw_block *b) {
-    b->d = load_u16(p);
-    b->m = format == MT_Q4_1 || format == MT_Q5_1 ? load_u16(p + 2) : 0;
+static void read_legacy(int format, const uint8_t *p, int row, raw_block *b) {
+    uint8_t *code = b->code[row];
+    b->d[row] = load_u16(p);
+    if (format == MT_Q4_1 || format == MT_Q5_1) b->m[row] = load_u16(p + 2);
     switch (format) {
     case MT_Q4_0:
-    case MT_IQ4_NL: nibbles(p + 2, b->code); break;
-    case MT_Q4_1: nibbles(p + 4, b->code); break;
-    case MT_Q5_0: nibbles(p + 6, b->code), fifth_bits(p + 2, b->code); break;
-    case MT_Q5_1: nibbles(p + 8, b->code), fifth_bits(p + 4, b->code); break;
+    case MT_IQ4_NL: nibbles(p + 2, code); break;
+    case MT_Q4_1: nibbles(p + 4, code); break;
+    case MT_Q5_0: nibbles(p + 6, code), add_fifth_bits(p + 2, code); break;
+    case MT_Q5_1: nibbles(p + 8, code), add_fifth_bits(p + 4, code); break;
     default: /* Q8_0 */
-        for (int i = 0; i < 32; i++) b->code[i] = (uint8_t)(p[2 + i] ^ 0x80);
+        for (int i = 0; i < 32; i++) code[i] = (uint8_t)(p[2 + i] ^ 0x80);
     }
 }
 
 /* Sub-block j (0..7) of a super-block of 256. */
-static void read_super(int format, const uint8_t *p, int j, raw_block *b) {
+static void read_super(int format, const uint8_t *p, int j, int row, raw_block *b) {
+    uint8_t *code = b->code[row];
     const int run = j / 4, pair = j & 3; /* 128 columns share 32 bytes of 2-bit codes */
     switch (format) {
     case MT_Q2_K: /* scales[16] | qs[64] | d | dmin */
-        for (int i = 0; i < 32; i++) b->code[i] = p[16 + run * 32 + i] >> 2 * pair & 3;
+        set_codes(p + 16 + run * 32, 32, 2 * pair, 3, code);
         for (int k = 0; k < 2; k++) {
-            b->s[k] = p[2 * j + k] & 15;
-            b->t[k] = p[2 * j + k] >> 4;
+            b->s[k][row] = p[2 * j + k] & 15;
+            b->t[k][row] = p[2 * j + k] >> 4;
         }
-        b->d = load_u16(p + 80), b->m = load_u16(p + 82);
+        b->d[row] = load_u16(p + 80), b->m[row] = load_u16(p + 82);
         break;
     case MT_Q3_K: /* hmask[32] | qs[64] | scales[12] | d */
-        for (int i = 0; i < 32; i++)
-            b->code[i] = (uint8_t)((p[32 + run * 32 + i] >> 2 * pair & 3) | (p[i] >> j & 1) << 2);
+        set_split_codes(p + 32 + run * 32, 2 * pair, 3, p, j, 1, 2, code);
         for (int k = 0; k < 2; k++) { /* low nibbles in bytes 0-7, high bits in bytes 8-11 */
             const int n = 2 * j + k;
             const uint8_t *s = p + 96;
             const int low = n < 8 ? s[n] & 15 : s[n - 8] >> 4;
-            b->s[k] = (uint8_t)((low | (s[8 + n % 4] >> 2 * (n / 4) & 3) << 4) - 32);
+            b->s[k][row] = (uint8_t)((low | (s[8 + n % 4] >> 2 * (n / 4) & 3) << 4) - 32);
         }
-        b->d = load_u16(p + 108);
+        b->d[row] = load_u16(p + 108);
         break;
-    case MT_Q4_K:   /* d | dmin | scales[12] | qs[128] */
-    case MT_Q5_K: { /* d | dmin | scales[12] | qh[32] | qs[128] */
-        const uint8_t *qs = p + (format == MT_Q4_K ? 16 : 48) + j / 2 * 32;
-        for (int i = 0; i < 32; i++) {
-            b->code[i] = j & 1 ? qs[i] >> 4 : qs[i] & 15;
-            if (format == MT_Q5_K) b->code[i] |= (uint8_t)((p[16 + i] >> j & 1) << 4);
-        }
-        six_bit_pair(p + 4, j, &b->s[0], &b->t[0]);
-        b->d = load_u16(p), b->m = load_u16(p + 2);
+    case MT_Q4_K: /* d | dmin | scales[12] | qs[128] */
+    case MT_Q5_K: /* d | dmin | scales[12] | qh[32] | qs[128] */
+        if (format == MT_Q4_K)
+            set_codes(p + 16 + j / 2 * 32, 32, (j & 1) * 4, 15, code);
+        else
+            set_split_codes(p + 48 + j / 2 * 32, (j & 1) * 4, 15, p + 16, j, 1, 4, code);
+        six_bit_pair(p + 4, j, &b->s[0][row], &b->t[0][row]);
+        b->d[row] = load_u16(p), b->m[row] = load_u16(p + 2);
         break;
-    }
     case MT_Q6_K: /* ql[128] | qh[64] | scales[16] | d */
-        for (int i = 0; i < 32; i++) {
-            const uint8_t low = p[run * 64 + (pair & 1) * 32 + i];
-            const uint8_t high = p[128 + run * 32 + i] >> 2 * pair & 3;
-            b->code[i] = (uint8_t)((pair < 2 ? low & 15 : low >> 4) | high << 4);
-        }
-        b->s[0] = p[192 + 2 * j], b->s[1] = p[192 + 2 * j + 1];
-        b->d = load_u16(p + 208);
+        set_split_codes(p + run * 64 + (pair & 1) * 32, pair / 2 * 4, 15, p + 128 + run * 32,
+                        2 * pair, 3, 4, code);
+        b->s[0][row] = p[192 + 2 * j], b->s[1][row] = p[192 + 2 * j + 1];
+        b->d[row] = load_u16(p + 208);
         break;
     default: { /* IQ4_XS: d | scales_h u16 | scales_l[4] | qs[128] */
-        nibbles(p + 8 + j * 16, b->code);
+        nibbles(p + 8 + j * 16, code);
         const int low = p[4 + j / 2] >> 4 * (j & 1) & 15;
-        b->s[0] = (uint8_t)((low | (load_u16(p + 2) >> 2 * j & 3) << 4) - 32);
-        b->d = load_u16(p);
+        b->s[0][row] = (uint8_t)((low | (load_u16(p + 2) >> 2 * j & 3) << 4) - 32);
+        b->d[row] = load_u16(p);
     }
     }
 }
 
-static void read_block(const mt_layout *f, const uint8_t *row, int64_t block, raw_block *b) {
-    memset(b, 0, sizeof *b);
-    if (f->raw_block == MT_BLOCK)
-        read_legacy(f->format, row + block * f->raw_bytes, b);
-    else
-        read_super(f->format, row + block / 8 * f->raw_bytes, (int)(block & 7), b);
+/* Block `block` of n_rows rows; what b holds of others stays. */
+static void read_block(const mt_layout *f, const uint8_t *rows, size_t row_bytes, int n_rows,
+                       int64_t block, raw_block *b) {
+    for (int r = 0; r < n_rows; r++, rows += row_bytes)
+        if (f->raw_block == MT_BLOCK)
+            read_legacy(f->format, rows + block * f->raw_bytes, r, b);
+        else
+            read_super(f->format, rows + block / 8 * f->raw_bytes, (int)(block & 7), r, b);
 }
 
-static void put_word(uint8_t *out, int row, uint32_t word) { memcpy(out + row % 16 * 4, &word, 4); }
+/* The four columns of a group in one row are a word, and rows are neighbours as in formats.h. */
+typedef uint32_t code_words[2][8][16]; /* [half][column group][row] */
 
-/* The 32 codes of a row go to its lane of the vectors that formats.h draws. One word holds the four
- * columns of a group, so every group takes one shift and one mask. */
-static void put_codes(int kind, const uint8_t *code, int row, uint8_t *out) {
-    const int half = row / 16;
-    uint32_t w[8], bits = 0, pairs[2] = {0, 0};
-    memcpy(w, code, sizeof w);
-    const int pair_bit = kind == MT_CODES_N4P2 ? 4 : 0; /* where the two bits of P2 stand */
-    const int high_bit = kind == MT_CODES_N4H1 ? 4 : 2; /* and the one of H1 */
-    for (int g = 0; g < 8; g++) {
-        bits |= (w[g] >> high_bit & 0x01010101u) << g;
-        pairs[g / 4] |= (w[g] >> pair_bit & 0x03030303u) << 2 * (g & 3);
+/* A plane of `width` bits of every code, from bit `from` on: so many vectors a half as bits. Returns
+ * what follows it. */
+ALWAYS uint8_t *put_plane(code_words w, int width, int from, uint8_t *out) {
+    const uint32_t mask = 0x01010101u * ((1u << width) - 1);
+    for (int half = 0; half < 2; half++)
+        for (int v = 0; v < width; v++, out += 64) {
+            uint32_t sum[16] = {0};
+            for (int i = 0; i < 8 / width; i++) {
+                const uint32_t *group = w[half][width == 2 ? 4 * v + i : width * i + v];
+                for (int r = 0; r < 16; r++) sum[r] |= (group[r] >> from & mask) << width * i;
+            }
+            memcpy(out, sum, 64);
+        }
+    return out;
+}
+
+static void put_codes(int kind, const raw_block *b, uint8_t *out) {
+    code_words w;
+    for (int r = 0; r < MT_TILE_ROWS; r++)
+        for (int g = 0; g < 8; g++) memcpy(&w[r / 16][g][r % 16], b->code[r] + 4 * g, 4);
+    switch (kind) {
+    case MT_CODES_N4: put_plane(w, 4, 0, out); break;
+    case MT_CODES_N4H1: put_plane(w, 1, 4, put_plane(w, 4, 0, out)); break;
+    case MT_CODES_N4P2: put_plane(w, 2, 4, put_plane(w, 4, 0, out)); break;
+    case MT_CODES_P2: put_plane(w, 2, 0, out); break;
+    case MT_CODES_P2H1: put_plane(w, 1, 2, put_plane(w, 2, 0, out)); break;
+    default: put_plane(w, 8, 0, out);
     }
-    if (kind == MT_CODES_B8)
-        for (int g = 0; g < 8; g++) put_word(out + half * 512 + g * 64, row, w[g]);
-    if (kind == MT_CODES_N4 || kind == MT_CODES_N4H1 || kind == MT_CODES_N4P2)
-        for (int g = 0; g < 4; g++)
-            put_word(out + half * 256 + g * 64, row,
-                     (w[g] & 0x0f0f0f0fu) | (w[g + 4] & 0x0f0f0f0fu) << 4);
-    uint8_t *planes = kind == MT_CODES_N4P2 ? out + 512 : out;
-    if (kind == MT_CODES_N4P2 || kind == MT_CODES_P2 || kind == MT_CODES_P2H1)
-        for (int p = 0; p < 2; p++) put_word(planes + half * 128 + p * 64, row, pairs[p]);
-    if (kind == MT_CODES_N4H1) put_word(out + 512 + half * 64, row, bits);
-    if (kind == MT_CODES_P2H1) put_word(out + 256 + half * 64, row, bits);
 }
 
-static void put_scales(const mt_layout *f, const raw_block *b, int row, uint8_t *scale,
-                       uint8_t *header) {
+static void put_scales(const mt_layout *f, const raw_block *b, uint8_t *scale, uint8_t *header) {
     uint8_t *d = mt_is_super(f) ? header : scale;
-    memcpy(d + 2 * row, &b->d, 2);
-    if (mt_has_min(f)) memcpy(d + 64 + 2 * row, &b->m, 2);
+    memcpy(d, b->d, sizeof b->d);
+    if (mt_has_min(f)) memcpy(d + sizeof b->d, b->m, sizeof b->m);
     if (!mt_is_super(f)) return;
-    for (int sub = 0; sub < f->n_sub; sub++) {
-        scale[sub * 32 + row] = b->s[sub];
-        if (mt_has_min(f)) scale[(f->n_sub + sub) * 32 + row] = b->t[sub];
-    }
+    memcpy(scale, b->s, (size_t)f->n_sub * MT_TILE_ROWS);
+    if (mt_has_min(f))
+        memcpy(scale + f->n_sub * MT_TILE_ROWS, b->t, (size_t)f->n_sub * MT_TILE_ROWS);
 }
-
-/* A half is NaN or infinite where its exponent is all ones. */
-static int is_bad_half(uint16_t h) { return (h & 0x7c00) == 0x7c00; }
 
 /* The first bad value of a tile so far, in order of rows. */
 typedef struct {
@@ -165,16 +197,59 @@ static void note_fault(tile_fault *fault, int row, int64_t col) {
     if (row < fault->row) *fault = (tile_fault){row, col};
 }
 
+/* A half is NaN or infinite where its exponent is all ones. */
+static void check_scales(const raw_block *b, int64_t col, tile_fault *fault) {
+    for (int r = 0; r < MT_TILE_ROWS; r++)
+        if ((b->d[r] & 0x7c00) == 0x7c00 || (b->m[r] & 0x7c00) == 0x7c00) note_fault(fault, r, col);
+}
+
+/* Whether one of n values of 2 or 4 bytes, the two top ones of which hold the exponent, has all bits
+ * of it set. */
+ALWAYS int has_bad_float(const uint8_t *p, int n, size_t width, uint16_t exponent) {
+    int bad = 0;
+    for (int k = 0; k < n; k++)
+        bad |= (load_u16(p + (size_t)(k + 1) * width - 2) & exponent) == exponent;
+    return bad;
+}
+
+/* Columns in short runs: what they are written to stays in the first-level cache. */
+ALWAYS void pack_floats(size_t width, uint16_t exponent, const uint8_t *raw, int64_t cols,
+                        int n_rows, uint8_t *out, tile_fault *fault) {
+    for (int64_t first = 0; first < cols; first += MT_BLOCK) {
+        const int n = (int)(cols - first < MT_BLOCK ? cols - first : MT_BLOCK);
+        for (int r = 0; r < n_rows; r++) {
+            const uint8_t *from = raw + (size_t)(r * cols + first) * width;
+            uint8_t *to = out + (size_t)(first * MT_TILE_ROWS + r) * width;
+            for (int k = 0; k < n; k++)
+                memcpy(to + (size_t)(k * MT_TILE_ROWS) * width, from + (size_t)k * width, width);
+            for (int k = 0; has_bad_float(from, n, width, exponent) && k < n; k++)
+                if (has_bad_float(from + (size_t)k * width, 1, width, exponent))
+                    note_fault(fault, r, first + k);
+        }
+    }
+}
+
 static void pack_float_tile(const mt_layout *f, const uint8_t *raw, int64_t cols, int n_rows,
                             uint8_t *out, tile_fault *fault) {
-    const size_t width = (size_t)f->raw_bytes;
-    const uint16_t exponent = f->format == MT_F16 ? 0x7c00 : 0x7f80; /* in the two top bytes */
-    for (int r = 0; r < n_rows; r++)
-        for (int64_t k = 0; k < cols; k++) {
-            const uint8_t *value = raw + (size_t)(r * cols + k) * width;
-            memcpy(out + (size_t)(k * 32 + r) * width, value, width);
-            if ((load_u16(value + width - 2) & exponent) == exponent) note_fault(fault, r, k);
-        }
+    if (n_rows < MT_TILE_ROWS) memset(out, 0, mt_tile_bytes(f, cols));
+    switch (f->format) {
+    case MT_F16: pack_floats(2, 0x7c00, raw, cols, n_rows, out, fault); break;
+    case MT_BF16: pack_floats(2, 0x7f80, raw, cols, n_rows, out, fault); break;
+    default: pack_floats(4, 0x7f80, raw, cols, n_rows, out, fault);
+    }
+}
+
+static void pack_block_tile(const mt_layout *f, const uint8_t *raw, int64_t cols, int n_rows,
+                            uint8_t *out, tile_fault *fault) {
+    const size_t row_bytes = (size_t)(cols / f->raw_block * f->raw_bytes);
+    raw_block values = {0};
+    for (int64_t b = 0; b < cols / MT_BLOCK; b++) {
+        uint8_t *block = out + mt_block_offset(f, b);
+        read_block(f, raw, row_bytes, n_rows, b, &values);
+        put_codes(f->codes, &values, block);
+        put_scales(f, &values, block + mt_code_bytes(f->codes), out + mt_header_offset(f, b));
+        check_scales(&values, b * MT_BLOCK, fault);
+    }
 }
 
 int mt_pack_tile(const mt_layout *f, const uint8_t *raw, int64_t rows, int64_t cols, int64_t tile,
@@ -182,21 +257,11 @@ int mt_pack_tile(const mt_layout *f, const uint8_t *raw, int64_t rows, int64_t c
     tile_fault fault = {MT_TILE_ROWS, 0};
     const int64_t first = tile * MT_TILE_ROWS;
     const int n_rows = (int)(rows - first < MT_TILE_ROWS ? rows - first : MT_TILE_ROWS);
-    const int64_t row_bytes = cols / f->raw_block * f->raw_bytes;
-    memset(out, 0, mt_tile_bytes(f, cols));
-    raw += first * row_bytes;
-    if (f->codes == MT_CODES_FLOAT) pack_float_tile(f, raw, cols, n_rows, out, &fault);
-    for (int64_t b = 0; f->codes != MT_CODES_FLOAT && b < cols / MT_BLOCK; b++) {
-        uint8_t *block = out + mt_block_offset(f, b);
-        for (int r = 0; r < n_rows; r++) {
-            raw_block values;
-            read_block(f, raw + r * row_bytes, b, &values);
-            put_codes(f->codes, values.code, r, block);
-            put_scales(f, &values, r, block + mt_code_bytes(f->codes),
-                       out + mt_header_offset(f, b));
-            if (is_bad_half(values.d) || is_bad_half(values.m)) note_fault(&fault, r, b * MT_BLOCK);
-        }
-    }
+    raw += first * (cols / f->raw_block * f->raw_bytes);
+    if (f->codes == MT_CODES_FLOAT)
+        pack_float_tile(f, raw, cols, n_rows, out, &fault);
+    else
+        pack_block_tile(f, raw, cols, n_rows, out, &fault);
     *row = first + fault.row;
     *col = fault.col;
     return fault.row == MT_TILE_ROWS;

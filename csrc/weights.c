@@ -6,6 +6,10 @@
 #include "memory.h"
 #include "pack.h"
 
+/* Tiles that a thread packs between two looks at the others, and before it gives back what it read:
+ * that stops all threads for a moment. */
+enum { PACK_RUN = 16 };
+
 typedef struct {
     mt_engine *e;
     const mt_tensor *tensors;
@@ -14,31 +18,49 @@ typedef struct {
     int64_t n_tiles;
 } pack_job;
 
-/* Packs tile i of all; whether it held only finite values, else where the first other one is. */
-static int pack_one(const pack_job *job, int64_t i, mt_bad_value *bad) {
-    int32_t t = 0;
-    while (i >= job->e->weights[t].n_tiles) i -= job->e->weights[t++].n_tiles;
+/* Tiles [first, stop) of tensor t. Returns the first that does not hold only finite values, and in
+ * `bad` where; else stop. */
+static int64_t pack_part(const pack_job *job, int32_t t, int64_t first, int64_t stop,
+                         mt_bad_value *bad) {
     const mt_weight *w = &job->e->weights[t];
     const mt_tensor *from = &job->tensors[t];
+    int64_t i = first;
     *bad = (mt_bad_value){.tensor = t};
-    const int is_finite = mt_pack_tile(w->layout, from->data, w->rows, w->cols, i,
-                                       w->packed + (size_t)i * mt_tile_bytes(w->layout, w->cols),
-                                       &bad->row, &bad->col);
-    const size_t tile = (size_t)(from->n_bytes / w->rows) * MT_TILE_ROWS, at = (size_t)i * tile;
-    const size_t left = (size_t)from->n_bytes - at;
+    while (i < stop && mt_pack_tile(w->layout, from->data, w->rows, w->cols, i,
+                                    w->packed + (size_t)i * mt_tile_bytes(w->layout, w->cols),
+                                    &bad->row, &bad->col))
+        i++;
+    const size_t tile = (size_t)(from->n_bytes / w->rows) * MT_TILE_ROWS;
+    const size_t at = (size_t)first * tile, end = (size_t)stop * tile, all = (size_t)from->n_bytes;
     if (from->flags & MT_TENSOR_MAPPED)
-        mt_drop_pages((const uint8_t *)from->data + at, left < tile ? left : tile);
-    return is_finite;
+        mt_drop_pages((const uint8_t *)from->data + at, (end < all ? end : all) - at);
+    return i;
+}
+
+/* The same for tiles of all. */
+static int64_t pack_some(const pack_job *job, int64_t first, int64_t stop, mt_bad_value *bad) {
+    int64_t start = 0; /* of tensor t */
+    for (int32_t t = 0; first < stop; start += job->e->weights[t++].n_tiles) {
+        const int64_t end = start + job->e->weights[t].n_tiles, here = end < stop ? end : stop;
+        if (first >= end) continue;
+        const int64_t reached = start + pack_part(job, t, first - start, here - start, bad);
+        if (reached < here) return reached;
+        first = here;
+    }
+    return stop;
 }
 
 static void pack_tiles(void *raw, int thread) {
     (void)thread;
     pack_job *job = raw;
     mt_bad_value where;
-    for (long long i; (i = atomic_fetch_add(&job->next, 1)) < job->n_tiles;) {
-        if (pack_one(job, i, &where)) continue;
+    for (long long i; (i = atomic_fetch_add(&job->next, PACK_RUN)) < job->n_tiles;) {
+        const int64_t stop = i + PACK_RUN < job->n_tiles ? i + PACK_RUN : job->n_tiles;
+        const int64_t reached = pack_some(job, i, stop, &where);
+        if (reached == stop) continue;
         long long first = atomic_load(&job->bad);
-        while (i < first && !atomic_compare_exchange_weak(&job->bad, &first, i)) continue;
+        while (reached < first && !atomic_compare_exchange_weak(&job->bad, &first, reached))
+            continue;
     }
 }
 
@@ -47,7 +69,7 @@ static int32_t pack_matrices(pack_job *job, mt_bad_value *bad, char *err) {
     mt_pool_run(job->e->pool, pack_tiles, job);
     const int64_t first = atomic_load(&job->bad);
     if (first == job->n_tiles) return 0;
-    pack_one(job, first, bad); /* once more, for the place */
+    pack_some(job, first, first + 1, bad); /* once more, for the place */
     return mt_fail(err, "tensor %d is not finite at row %lld, column %lld", bad->tensor,
                    (long long)bad->row, (long long)bad->col);
 }
