@@ -17,6 +17,9 @@ enum {
     MAX_HEADS = 1 << 16,
     MAX_HEAD_DIM = 1 << 16,     /* of keys and of values */
     MAX_TOKEN_VALUES = 1 << 30, /* keys and values of one token in all layers */
+    MAX_STATE = 1 << 28,        /* floats of one sequence in all recurrent layers */
+    MAX_STATES = 1 << 16,
+    MAX_TAPS = 64,
     MAX_THREADS = 512
 };
 #define MAX_TENSOR_ROWS (INT64_C(1) << 32)
@@ -39,6 +42,8 @@ int mt_is_matrix(const mt_plan *p, int32_t tensor) {
             if (p->ops[i].w[w] == tensor) return 1;
     return 0;
 }
+
+static int is_activation(int32_t i) { return i >= 0 && i < MT_N_ACTIVATIONS; }
 
 static const mt_buffer *buffer_of(const mt_plan *p, int32_t id, int32_t kind) {
     if (id < 0 || id >= p->n_buffers || p->buffers[id].kind != kind) return NULL;
@@ -94,7 +99,7 @@ static int check_linear_glu(const mt_plan *p, const mt_op *op, const mt_buffer *
     const mt_tensor *gate = matrix_of(p, op->w[0], in->width);
     const mt_tensor *up = matrix_of(p, op->w[1], in->width);
     if (!gate || !up || gate->rows != up->rows || out->width != gate->rows) return 0;
-    if (in->is_logits || in->rows != out->rows || (op->i[0] != 0 && op->i[0] != 1)) return 0;
+    if (in->is_logits || in->rows != out->rows || !is_activation(op->i[0])) return 0;
     if (op->flags || (op->in[1] >= 0 && !is_rest(p, op->in[1], in))) return 0;
     for (int w = 0; w < 2; w++) {
         const mt_layout *f = mt_layout_of(p->tensors[op->w[w]].format);
@@ -129,6 +134,36 @@ static int check_attention(const mt_plan *p, const mt_op *op, const mt_buffer *a
         return 0;
     if (p->kv_layers[op->i[4]].is_windowed && !op->i[5]) return 0;
     return any->width == op->i[0] * op->i[3] && (any->kind == MT_BUF_F32 || op->i[3] % 32 == 0);
+}
+
+/* `width` columns of buffer `id` from column `first` on, in runs of `group` columns that begin
+ * `stride` apart. */
+static int has_columns(const mt_plan *p, int32_t id, const mt_buffer *out, int64_t first,
+                       int64_t group, int64_t stride) {
+    const mt_buffer *in = buffer_of(p, id, MT_BUF_F32);
+    if (!in || in->is_logits || in->rows != out->rows || first < 0) return 0;
+    return first + (out->width / group - 1) * stride + group <= in->width;
+}
+
+static int check_gate(const mt_plan *p, const mt_op *op, const mt_buffer *any) {
+    const int32_t group = op->i[2], stride = op->i[3];
+    if (group < 1 || any->width % group || stride < group || any->is_logits || op->flags) return 0;
+    return is_activation(op->i[4]) && has_columns(p, op->in[0], any, op->i[0], any->width, 0) &&
+           has_columns(p, op->in[1], any, op->i[1], group, stride);
+}
+
+static int has_state(const mt_plan *p, int32_t layer, int64_t width) {
+    return layer >= 0 && layer < p->n_states && p->states[layer] == width;
+}
+
+static int check_conv(const mt_plan *p, const mt_op *op, const mt_buffer *out) {
+    const int64_t taps = op->i[1];
+    if (!out || out->is_logits || out->rows != MT_ROWS_ALL || op->flags) return 0;
+    if (taps < 2 || taps > MAX_TAPS || !is_activation(op->i[2])) return 0;
+    return has_columns(p, op->in[0], out, op->i[0], out->width, 0) &&
+           is_vector(p, op->w[0], MT_F32, taps * out->width) &&
+           (op->w[1] < 0 || is_vector(p, op->w[1], MT_F32, out->width)) &&
+           has_state(p, op->i[3], (taps - 1) * out->width);
 }
 
 static int overlap(const mt_plan *p, const mt_buffer *a, const mt_buffer *b) {
@@ -177,8 +212,9 @@ static int check_op(const mt_plan *p, const mt_op *op) {
                is_vector(p, op->w[0], MT_F64, out->width / 2);
     case MT_OP_ROPE_KV: return out && out->rows == MT_ROWS_ALL && check_rope_kv(p, op, out);
     case MT_OP_ATTENTION: return any->rows == MT_ROWS_ALL && check_attention(p, op, any);
-    case MT_OP_GLU:
-        return same_rows(in, any, 2 * (int64_t)any->width) && (op->i[0] == 0 || op->i[0] == 1);
+    case MT_OP_GLU: return same_rows(in, any, 2 * (int64_t)any->width) && is_activation(op->i[0]);
+    case MT_OP_GATE: return check_gate(p, op, any);
+    case MT_OP_CONV: return check_conv(p, op, out);
     case MT_OP_ADD: return same_rows(in, out, any->width);
     case MT_OP_SCALE: return out && op->in[0] == op->out && op->f[1] >= 0.0f;
     case MT_OP_TAKE_ROWS:
@@ -257,6 +293,20 @@ static int32_t check_kv_layers(const mt_plan *p, char *err) {
     return 0;
 }
 
+static int32_t check_states(const mt_plan *p, const mt_options *o, char *err) {
+    int64_t width = 0;
+    for (int32_t i = 0; i < p->n_states; i++) {
+        if (p->states[i] < 1) return mt_fail(err, "state %d has %d values", i, p->states[i]);
+        width += p->states[i];
+        if (width > MAX_STATE)
+            return mt_fail(err, "states up to %d keep %lld values of a sequence: at most %d", i,
+                           (long long)width, MAX_STATE);
+    }
+    if (p->n_states && (o->n_states < 1 || o->n_states > MAX_STATES))
+        return mt_fail(err, "states of %d sequences: use 1 to %d", o->n_states, MAX_STATES);
+    return 0;
+}
+
 /* All buffers in mt_step.logits have one width, or nobody could know how large it must be. */
 static int32_t check_buffers(const mt_plan *p, char *err) {
     const mt_buffer *logits = NULL;
@@ -278,15 +328,18 @@ static int32_t check_buffers(const mt_plan *p, char *err) {
 
 int32_t mt_check_plan(const mt_plan *p, const mt_options *o, char *err) {
     if (p->n_ops < 1 || p->n_buffers < 1 || p->n_tensors < 1 || p->n_kv_layers < 0 ||
-        p->max_rows < 1 || p->arena_bytes < 0 || p->max_rows > MAX_ROWS)
+        p->n_states < 0 || p->max_rows < 1 || p->arena_bytes < 0 || p->max_rows > MAX_ROWS)
         return mt_fail(err, "plan has %d ops, %d buffers, %d tensors, %d rows: not a plan",
                        p->n_ops, p->n_buffers, p->n_tensors, p->max_rows);
-    if (!p->ops || !p->buffers || !p->tensors || (p->n_kv_layers && !p->kv_layers))
+    if (!p->ops || !p->buffers || !p->tensors || (p->n_kv_layers && !p->kv_layers) ||
+        (p->n_states && !p->states))
         return mt_fail(err, "plan has no records");
     for (int32_t i = 0; i < p->n_ops; i++)
         if (p->ops[i].kind < 0 || p->ops[i].kind >= MT_N_OP_KINDS)
             return mt_fail(err, "op %d is of kind %d, which is unknown", i, p->ops[i].kind);
-    if (check_options(o, err) || check_kv_layers(p, err) || check_buffers(p, err)) return -1;
+    if (check_options(o, err) || check_kv_layers(p, err) || check_states(p, o, err) ||
+        check_buffers(p, err))
+        return -1;
     for (int32_t i = 0; i < p->n_tensors; i++)
         if (!check_tensor(&p->tensors[i]))
             return mt_fail(err, "tensor %d (format %d, %lld x %lld, %lld bytes) is not usable", i,

@@ -37,6 +37,21 @@ static int32_t check_rows(const mt_engine *e, const mt_step *s, int32_t seq, cha
                        err);
 }
 
+/* Two sequences in one slot would write it side by side. */
+static int32_t check_states(const mt_engine *e, const mt_step *s, char *err) {
+    if (!e->n_states) return 0;
+    if (!s->states) return mt_fail(err, "the step has no states");
+    for (int32_t i = 0; i < s->n_seqs; i++) {
+        if (s->states[i] < 0 || s->states[i] >= e->n_states)
+            return mt_fail(err, "the state of sequence %d is %d, there are %d", i, s->states[i],
+                           e->n_states);
+        for (int32_t j = 0; j < i; j++)
+            if (s->states[i] == s->states[j])
+                return mt_fail(err, "sequences %d and %d share state %d", j, i, s->states[i]);
+    }
+    return 0;
+}
+
 int32_t mt_check_step(const mt_engine *e, const mt_step *s, char *err) {
     if (s->n_rows < 1 || s->n_rows > e->plan.max_rows || s->n_seqs < 1 || s->n_seqs > s->n_rows ||
         s->n_out < 0 || s->n_out > s->n_rows || s->table_width < 1 || (s->n_out && !s->logits))
@@ -52,6 +67,7 @@ int32_t mt_check_step(const mt_engine *e, const mt_step *s, char *err) {
             return mt_fail(err, "sequence %d covers no rows", seq);
         if (check_rows(e, s, seq, err)) return -1;
     }
+    if (check_states(e, s, err)) return -1;
     if (s->n_hidden < 0 || s->n_hidden > s->n_rows ||
         (s->n_hidden && (!s->hidden || !s->hidden_rows || e->plan.hidden < 0)))
         return mt_fail(err, "%d hidden states of %d rows; the plan keeps them in buffer %d",

@@ -28,6 +28,20 @@ static void *copied(const void *from, size_t n, size_t size) {
     return to && n ? memcpy(to, from, n * size) : to;
 }
 
+/* A slot holds all layers' parts, each from a cache line on, so that one copy moves a state. */
+static int32_t load_states(mt_engine *e, const mt_plan *p, char *err) {
+    for (int32_t i = 0; i < p->n_states; i++) {
+        e->state_offsets[i] = e->state_width;
+        e->state_width += mt_aligned((size_t)p->states[i] * sizeof(float)) / sizeof(float);
+    }
+    e->state_bytes = e->state_width * (size_t)e->n_states * sizeof(float);
+    if (!e->state_bytes) return 0;
+    e->state_memory = (float *)(void *)mt_big_alloc(e->state_bytes);
+    return e->state_memory ? 0
+                           : mt_fail(err, "no memory for %zu bytes of states: run fewer sequences",
+                                     e->state_bytes);
+}
+
 /* -- KV pool, arena, scratch ------------------------------------------------------------------- */
 
 /* Bytes between the regions of two layers. Where all of them are whole huge pages, every layer
@@ -146,6 +160,7 @@ static int32_t create(mt_engine *e, const mt_plan *p, const mt_options *o, mt_ba
     e->block_tokens = o->block_tokens;
     e->n_blocks = o->n_blocks;
     e->n_window_blocks = o->n_window_blocks;
+    e->n_states = p->n_states ? o->n_states : 0;
     e->kv_type = o->kv_type;
     e->n_threads = o->n_threads;
     e->isa = o->isa < 0 ? mt_isa_best() : o->isa;
@@ -159,17 +174,22 @@ static int32_t create(mt_engine *e, const mt_plan *p, const mt_options *o, mt_ba
     e->buffers = copied(p->buffers, (size_t)p->n_buffers, sizeof *p->buffers);
     e->weights = calloc((size_t)p->n_tensors, sizeof *e->weights);
     e->kv = calloc((size_t)p->n_kv_layers + 1, sizeof *e->kv);
+    e->state_offsets = calloc((size_t)p->n_states + 1, sizeof *e->state_offsets);
     e->scratch = calloc((size_t)o->n_threads, sizeof *e->scratch);
     e->op_ns = o->profile ? calloc((size_t)p->n_ops, sizeof *e->op_ns) : NULL;
     mt_gate_init(&e->phases_done);
     e->pool = mt_pool_create(o->n_threads);
-    if (!e->ops || !e->buffers || !e->weights || !e->kv || !e->scratch || !e->pool)
+    if (!e->ops || !e->buffers || !e->weights || !e->kv || !e->state_offsets || !e->scratch ||
+        !e->pool)
         return mt_fail(err, "no memory for a plan of %d ops on %d threads", p->n_ops, o->n_threads);
     e->plan.ops = e->ops;
     e->plan.buffers = e->buffers;
     e->plan.tensors = NULL;
     e->plan.kv_layers = NULL;
-    if (mt_load_weights(e, p, bad, err) || load_kv(e, p, err) || load_scratch(e, err)) return -1;
+    e->plan.states = NULL;
+    if (mt_load_weights(e, p, bad, err) || load_kv(e, p, err) || load_states(e, p, err) ||
+        load_scratch(e, err))
+        return -1;
     return 0;
 }
 
@@ -196,6 +216,8 @@ void mt_engine_free(mt_engine *e) {
     mt_gate_destroy(&e->phases_done);
     mt_big_free(e->weight_memory, e->weight_bytes);
     mt_big_free(e->kv_memory, e->kv_bytes);
+    mt_big_free((uint8_t *)(void *)e->state_memory, e->state_bytes);
+    free(e->state_offsets);
     mt_big_free(e->arena, e->arena_bytes);
     mt_big_free(e->scratch_memory, e->scratch_bytes);
     free(e->ops);
@@ -210,6 +232,7 @@ void mt_engine_free(mt_engine *e) {
 void mt_engine_info(const mt_engine *e, mt_info *info) {
     *info = (mt_info){.weight_bytes = (int64_t)e->weight_bytes,
                       .kv_bytes = (int64_t)e->kv_bytes,
+                      .state_bytes = (int64_t)e->state_bytes,
                       .arena_bytes = (int64_t)(e->arena_bytes + e->scratch_bytes),
                       .n_threads = e->n_threads,
                       .isa = e->isa};
@@ -244,6 +267,14 @@ int32_t mt_engine_copy_block(mt_engine *e, mt_block src, mt_block dst, char *err
                        e->n_window_blocks);
     for (int32_t i = 0; i < e->plan.n_kv_layers; i++)
         memmove(block_part(e, i, dst), block_part(e, i, src), e->kv[i].block_bytes);
+    return 0;
+}
+
+int32_t mt_engine_copy_state(mt_engine *e, int32_t src, int32_t dst, char *err) {
+    if (src < 0 || src >= e->n_states || dst < 0 || dst >= e->n_states)
+        return mt_fail(err, "cannot copy state %d to %d, there are %d", src, dst, e->n_states);
+    memmove(e->state_memory + (size_t)dst * e->state_width,
+            e->state_memory + (size_t)src * e->state_width, e->state_width * sizeof(float));
     return 0;
 }
 

@@ -72,10 +72,13 @@ struct mt_engine {
     mt_kv_region *kv;
     const mt_kernels *kernels;
     mt_pool *pool;
-    mt_scratch *scratch; /* one per thread */
+    mt_scratch *scratch;   /* one per thread */
+    float *state_memory;   /* (n_states, state_width) */
+    size_t *state_offsets; /* (plan.n_states) floats before each recurrent layer's part of a slot */
+    size_t state_width;
     uint8_t *weight_memory, *kv_memory, *arena, *scratch_memory;
-    size_t weight_bytes, kv_bytes, arena_bytes, scratch_bytes;
-    int32_t block_tokens, n_blocks, n_window_blocks, kv_type, isa, n_threads;
+    size_t weight_bytes, kv_bytes, state_bytes, arena_bytes, scratch_bytes;
+    int32_t block_tokens, n_blocks, n_window_blocks, n_states, kv_type, isa, n_threads;
     int32_t window; /* positions that a row sees in windowed layers at most; 0: there are none */
     int32_t max_v_stride, max_heads;
     int32_t max_group, min_kv_heads; /* of attention ops: query heads of a kv head */
@@ -99,6 +102,11 @@ struct mt_engine {
 static inline const int32_t *mt_blocks_of(const mt_engine *e, const mt_kv_region *kv, int32_t seq) {
     const int32_t *table = kv->shape.is_windowed ? e->step->window_table : e->step->block_table;
     return table + (size_t)seq * (size_t)e->step->table_width;
+}
+/* What a recurrent layer keeps of a sequence of the step. */
+static inline float *mt_state_of(const mt_engine *e, int32_t seq, int32_t layer) {
+    return e->state_memory + (size_t)e->step->states[seq] * e->state_width +
+           e->state_offsets[layer];
 }
 static inline int mt_rows_of(const mt_engine *e, const mt_buffer *b) {
     switch (b->rows) {
@@ -145,7 +153,7 @@ typedef struct mt_phase {
 /* NULL where an op of this kind has no such phase. */
 const mt_phase *mt_phase_of(int32_t kind, int phase);
 extern const mt_phase mt_attention_phases[MT_PHASES];
-extern const mt_phase mt_linear_phase, mt_linear_glu_phase;
+extern const mt_phase mt_linear_phase, mt_linear_glu_phase, mt_gate_phase, mt_conv_phase;
 
 int32_t mt_fail(char *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

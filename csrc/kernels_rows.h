@@ -123,19 +123,24 @@ static void norm(const float *x, int n, const mt_norm *how, float *out) {
     }
 }
 
-/* silu(g) = g / (1 + exp(-g)); gelu_tanh(g) = g / (1 + exp(-2 z)) with
+/* sigmoid(g) = 1 / (1 + exp(-g)); silu(g) = g / (1 + exp(-g)); gelu_tanh(g) = g / (1 + exp(-2 z)) with
  * z = sqrt(2/pi) (g + 0.044715 g^3), as (1 + tanh z) / 2 is the logistic function of 2 z. */
 static void glu(const float *gate, const float *up, int n, int activation, float *out) {
     const vf one = vf_set1(1.0f);
     for (int i = 0; i < n; i += 16) {
         const vf g = load_part(gate + i, n - i);
+        if (activation == MT_ACT_IDENTITY) {
+            store_part(out + i, vf_mul(g, load_part(up + i, n - i)), n - i);
+            continue;
+        }
         vf z = g;
         if (activation == MT_ACT_GELU_TANH) {
             const vf cubic = vf_fma(vf_mul(vf_mul(g, g), g), vf_set1(0.044715f), g);
             z = vf_mul(cubic, vf_set1(1.5957691216f)); /* 2 sqrt(2 / pi) */
         }
         const vf e = vf_exp(vf_sub(vf_set1(0.0f), z));
-        const vf y = vf_mul(vf_div(g, vf_add(one, e)), load_part(up + i, n - i));
+        const vf share = activation == MT_ACT_SIGMOID ? one : g;
+        const vf y = vf_mul(vf_div(share, vf_add(one, e)), load_part(up + i, n - i));
         store_part(out + i, y, n - i);
     }
 }

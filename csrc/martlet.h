@@ -19,7 +19,7 @@
 /* ---- cffi begins ---- */
 
 enum {
-    MT_ABI_VERSION = 8,
+    MT_ABI_VERSION = 9,
     MT_ERR_BYTES = 256 /* size of the message buffer that a failing call fills */
 };
 
@@ -56,7 +56,9 @@ enum mt_op_kind {
     MT_OP_TAKE_ROWS = 9,
     MT_OP_LINEAR_GLU = 10,
     MT_OP_SCALE = 11,
-    MT_N_OP_KINDS = 12
+    MT_OP_GATE = 12,
+    MT_OP_CONV = 13,
+    MT_N_OP_KINDS = 14
 };
 
 enum mt_op_flag {
@@ -67,7 +69,13 @@ enum mt_buffer_kind { MT_BUF_F32 = 0, MT_BUF_Q8 = 1, MT_BUF_BF16 = 2, MT_N_BUFFE
 /* rows of the step, of its logits, of its hidden states */
 enum mt_row_kind { MT_ROWS_ALL = 0, MT_ROWS_OUT = 1, MT_ROWS_HIDDEN = 2 };
 enum mt_rope_style { MT_ROPE_PAIR = 0, MT_ROPE_HALF = 1 };
-enum mt_activation { MT_ACT_SILU = 0, MT_ACT_GELU_TANH = 1 };
+enum mt_activation {
+    MT_ACT_SILU = 0,
+    MT_ACT_GELU_TANH = 1,
+    MT_ACT_SIGMOID = 2,
+    MT_ACT_IDENTITY = 3,
+    MT_N_ACTIVATIONS = 4
+};
 /* Q8_0: int8 with one half-precision scale per 32 values of a head */
 enum mt_kv_type { MT_KV_F16 = 0, MT_KV_F32 = 1, MT_KV_Q8_0 = 2 };
 
@@ -121,11 +129,14 @@ typedef struct mt_plan {
     int32_t n_kv_layers;
     int32_t max_rows; /* rows of a step at most */
     int32_t hidden;   /* buffer of hidden states that a step may ask for, or -1 */
+    int32_t n_states; /* recurrent layers */
+    int32_t pad;
     int64_t arena_bytes;
     const mt_op *ops;
     const mt_buffer *buffers;
     const mt_tensor *tensors;
     const mt_kv_layer *kv_layers;
+    const int32_t *states; /* (n_states) floats that a sequence has in each recurrent layer */
 } mt_plan;
 
 typedef struct mt_options {
@@ -136,7 +147,7 @@ typedef struct mt_options {
     int32_t kv_type;      /* mt_kv_type */
     int32_t profile;      /* 1: time every op, see mt_engine_profile */
     int32_t n_window_blocks; /* blocks of windowed layers: at most n_blocks */
-    int32_t pad;
+    int32_t n_states;        /* sequences whose state recurrent layers have room for */
 } mt_options;
 
 /* The flat arrays of one step. Rows of a sequence are contiguous, with ascending positions. */
@@ -154,6 +165,7 @@ typedef struct mt_step {
     float *logits;               /* (n_out, width of the logits buffer) */
     const int32_t *hidden_rows;  /* (n_hidden) rows whose hidden states are wanted */
     float *hidden;               /* (n_hidden, width of the hidden buffer) */
+    const int32_t *states;       /* (n_seqs) slots of recurrent states, all different */
     int32_t n_hidden;
     int32_t pad;
 } mt_step;
@@ -161,6 +173,7 @@ typedef struct mt_step {
 typedef struct mt_info {
     int64_t weight_bytes; /* packed weights */
     int64_t kv_bytes;     /* KV pool */
+    int64_t state_bytes;  /* recurrent states */
     int64_t arena_bytes;  /* activations and scratch */
     int32_t n_threads;
     int32_t isa;
@@ -199,6 +212,7 @@ typedef struct mt_block {
     int32_t id, window_id;
 } mt_block;
 int32_t mt_engine_copy_block(mt_engine *engine, mt_block src, mt_block dst, char *err);
+int32_t mt_engine_copy_state(mt_engine *engine, int32_t src, int32_t dst, char *err);
 /* Keys and values of one block in all layers, as this build lays them out: block_bytes bytes. */
 int64_t mt_engine_block_bytes(const mt_engine *engine);
 int32_t mt_engine_read_block(const mt_engine *engine, mt_block block, uint8_t *out, char *err);
@@ -257,6 +271,7 @@ MT_API int32_t mt_engine_run(mt_engine *engine, const mt_step *step, char *err);
 MT_API int32_t mt_engine_read_rows(const mt_engine *engine, int32_t buffer, int32_t n_rows,
                                    float *out, char *err);
 MT_API int32_t mt_engine_copy_block(mt_engine *engine, mt_block src, mt_block dst, char *err);
+MT_API int32_t mt_engine_copy_state(mt_engine *engine, int32_t src, int32_t dst, char *err);
 MT_API int64_t mt_engine_block_bytes(const mt_engine *engine);
 MT_API int32_t mt_engine_read_block(const mt_engine *engine, mt_block block, uint8_t *out,
                                     char *err);

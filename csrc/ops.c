@@ -165,6 +165,8 @@ const mt_phase *mt_phase_of(int32_t kind, int phase) {
     case MT_OP_ATTENTION: return &mt_attention_phases[phase];
     case MT_OP_LINEAR: return phase == 0 ? &mt_linear_phase : NULL;
     case MT_OP_LINEAR_GLU: return phase == 0 ? &mt_linear_glu_phase : NULL;
+    case MT_OP_GATE: return phase == 0 ? &mt_gate_phase : NULL;
+    case MT_OP_CONV: return phase == 0 ? &mt_conv_phase : NULL;
     default: return phase == 0 ? &row_phases[kind] : NULL;
     }
 }

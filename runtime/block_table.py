@@ -11,6 +11,8 @@ from typing import Protocol
 
 from .prefix_index import Key, Prefix
 
+NO_STATE = -1
+
 
 class SecondTier(Protocol):
     """Keeps what the pool gives up, and may give it back."""
@@ -46,6 +48,10 @@ class BlockTable:
     """Leading blocks that are known to the prefix index."""
     last: Prefix | None = None
     """The prefix that ends with block n_registered - 1."""
+    n_known: int = 0
+    """Leading blocks that the index knew when it was last asked, usable or not."""
+    state: int = NO_STATE
+    """Its slot in recurrent layers (state_slots.py)."""
     window: range = range(0)
     """Places whose parts in windowed layers it needs (window_parts.py)."""
     keys: list[Key] = field(default_factory=list)

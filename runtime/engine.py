@@ -22,7 +22,7 @@ import numpy as np
 from .admission import check_constraint, check_terms, checked_prompt, most_tokens
 from .block_table import BlockTable
 from .constraint import Constraint
-from .errors import MartletError, ModelError
+from .errors import MartletError, ModelError, UnsupportedError
 from .events import Event, FinishReason, TokenEvent
 from .executors import Executor
 from .kv_blocks import BlockPool
@@ -37,6 +37,7 @@ from .sampling import NUMPY, Drawer, Logits, sample, token_logprob
 from .sampling_params import CHOSEN_SEED_BITS, SamplingParams
 from .scheduler import Scheduler
 from .service import Service
+from .state_slots import STATE_EVERY, StateSlots
 from .stats import Counts, EngineStats
 from .step import build_step
 from .textstream import TextStream
@@ -62,16 +63,27 @@ class Engine:
         fingerprint: bytes = b"",
         prefix_store: PrefixStore | None = None,
         pooling_type: int = DEFAULT,
+        state_every: int = STATE_EVERY,
     ) -> None:
         """max_queue: requests accepted beyond the max_running that may run at a time.
         step_rows: most rows per step, at most what the executor takes. step_ms: the time a step is
         kept near; by default twice what its streams take without the prompts of others.
         prefix_store: where known prefixes outlive the pool; closed with the engine.
         pooling_type: how prompts become vectors, as model files number it (pooling.py).
+        state_every: tokens of a long text between snapshots of recurrent layers.
         """
         self._tier = (
             DiskTier(prefix_store, cast(SavingExecutor, executor)) if prefix_store else None
         )
+        states = None
+        if executor.n_states:
+            states = StateSlots(executor.n_states, executor.copy_state, state_every)
+            max_running = min(max_running, executor.n_states)
+            if prefix_store:
+                raise UnsupportedError(
+                    "a model with recurrent layers cannot keep prefixes on disk: their states are "
+                    "not saved; leave the folder out"
+                )
         pool = BlockPool(
             executor.n_blocks,
             executor.block_tokens,
@@ -80,6 +92,7 @@ class Engine:
             tier=self._tier,
             window=executor.window,
             n_window_blocks=executor.n_window_blocks,
+            states=states,
         )
         is_timeless = step_ms is not None and not step_ms > 0  # NaN as well
         if max_running < 1 or max_queue < 0 or (step_rows or 1) < 1 or is_timeless:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from .ops import KvType, OpKind
 from .plan import Op, Plan, PlanTensor
+from .state_slots import SPARE_STATES
 from .window_parts import parts_of_pool
 
 TILE_ROWS = 32
@@ -62,6 +63,8 @@ class MemoryEstimate:
     weights_packed: int
     kv_lower: int
     kv_pool: int
+    states: int
+    """Of recurrent layers: one for each sequence, and some for the ends of known prefixes."""
     arena: int
     process: int
     """This process with the vocabulary read, before the rest: interpreter, libraries, tokenizer."""
@@ -72,7 +75,7 @@ class MemoryEstimate:
     @property
     def total(self) -> int:
         """Resident at most. Mapped weights are given back once they are packed."""
-        return self.weights_packed + self.kv_pool + self.arena + self.process
+        return self.weights_packed + self.kv_pool + self.states + self.arena + self.process
 
     @property
     def fits(self) -> bool:
@@ -93,6 +96,7 @@ def estimate(
     available: int,
 ) -> MemoryEstimate:
     packed = weight_bytes(plan)
+    states = (sequences + SPARE_STATES) * plan.state_bytes
 
     full, windowed = kv_block_bytes(plan, block_tokens, kv_type)
 
@@ -103,7 +107,8 @@ def estimate(
 
     def needed(blocks_per_context: int) -> int:
         n_tokens = sequences * blocks_per_context * block_tokens
-        return packed + arena_bytes(plan, n_tokens, n_threads) + pool_bytes(blocks_per_context)
+        held = packed + states + arena_bytes(plan, n_tokens, n_threads)
+        return held + pool_bytes(blocks_per_context)
 
     n_blocks = -(-context // block_tokens)
     most_blocks = bisect_right(range(available // max(full, 1) + 2), available, key=needed) - 1
@@ -115,6 +120,7 @@ def estimate(
         weights_packed=packed,
         kv_lower=sequences * kv_lower_bytes(plan, context, kv_type),
         kv_pool=pool_bytes(n_blocks),
+        states=states,
         arena=arena_bytes(plan, sequences * n_blocks * block_tokens, n_threads),
         process=process,
         available=available,

@@ -20,7 +20,8 @@ When equal blocks were computed side by side, the later table takes over the reg
 gives back its own: the bits are the same by the law of row independence.
 
 Layers with a window keep their keys and values in parts (window_parts.py) that not every block has.
-A prefix is of use only up to a place whose window still has all its parts.
+A prefix is of use only up to a place whose window still has all its parts. Recurrent layers go on
+only from a block behind which their state was kept (state_slots.py).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from .block_table import BlockTable, SecondTier
 from .errors import ModelError
 from .free_list import FreeList
 from .prefix_index import HashBlock, Key, Miss, Prefix, PrefixIndex, TokenIds, blake2b_chain
+from .state_slots import StateSlots
 from .window_parts import WindowParts
 
 Frontier = tuple[Prefix | None, bytes]
@@ -51,9 +53,11 @@ class BlockPool:
         tier: SecondTier | None = None,
         window: int = 0,
         n_window_blocks: int | None = None,
+        states: StateSlots | None = None,
     ) -> None:
         """fingerprint: all that shapes keys and values besides tokens (weights, KV type, mode).
-        window: what layers with one see, if they have n_window_blocks of their own."""
+        window: what layers with one see, if they have n_window_blocks of their own.
+        states: the slots of recurrent layers, if there are any."""
         if n_blocks < 1 or block_tokens < 1:
             raise ModelError(f"pool of {n_blocks} blocks of {block_tokens}; both must be positive")
         self.n_blocks = n_blocks
@@ -65,6 +69,7 @@ class BlockPool:
         self._index = PrefixIndex(block_tokens, fingerprint, hash_block, 4 * n_blocks)
         self._free = FreeList(n_blocks)
         self._n_cached = 0
+        self.states = states
         self.parts: WindowParts | None = None
         if window and n_window_blocks not in (None, n_blocks):
             self.parts = WindowParts(
@@ -105,9 +110,8 @@ class BlockPool:
         must be computed, or there would be no logits.
         """
         found = self._held_known(table, tokens)
-        n_usable = self._n_usable(table, found)
-        while len(found) > n_usable:
-            self._let_go(found.pop().block)
+        table.n_known = table.n_registered + len(found)
+        self._drop_unusable(table, found)
         if found and self.parts:
             self.parts.cover(table, range(0))
         for known in found:
@@ -160,8 +164,8 @@ class BlockPool:
         if table.n_registered == n_reusable:
             return None if n_reusable else Miss("too_short", 0)
         key = self._key(table, tokens, table.n_registered)
-        if self._index.find(key, table.last):
-            return Miss("evicted", at_token)  # from the layers with a window
+        if self._index.find(key, table.last):  # other layers have lost or never kept it
+            return Miss("no_state" if self.states else "evicted", at_token)
         reason = self._index.why_missing(key, table.last)
         if reason in ("new", "differs") and not at_token and self._tier:
             reason = "fingerprint" if self._tier.has_of_others(key.content) else reason
@@ -196,6 +200,12 @@ class BlockPool:
                 self._index.add(known)
             table.n_registered, table.last = place + 1, known
 
+    def keep_state(self, table: BlockTable, n_computed: int) -> None:
+        """Recurrent layers can go on from here, if it is the end of a known block."""
+        is_end = table.last and n_computed == table.n_registered * self.block_tokens
+        if self.states and table.last and is_end:
+            self.states.keep(table.last.block, table)
+
     def open_window(self, table: BlockTable, n_computed: int, n_rows: int) -> None:
         """Windowed layers are about to take these rows."""
         if self.parts:
@@ -217,6 +227,8 @@ class BlockPool:
 
     def release(self, table: BlockTable) -> None:
         """Gives up all blocks, the tail first, so that the start of a prefix lives longest."""
+        if self.states:
+            self.states.disown(table)
         if self.parts:
             self.parts.cover(table, range(0))
         while table.blocks:
@@ -262,6 +274,9 @@ class BlockPool:
         for prefix in self._index:
             assert self._prefixes[prefix.block] is prefix
         self._index.check()
+        if self.states:
+            self.states.check(tables)
+            assert all(self._prefixes[b] for b in range(self.n_blocks) if self.states.has(b))
         if self.parts:
             self.parts.check(tables)
             assert not any(self.parts.has(b) for b in free if not self._prefixes[b])
@@ -294,14 +309,22 @@ class BlockPool:
             parent = known
         return found
 
-    def _n_usable(self, table: BlockTable, found: list[Prefix]) -> int:
-        """Layers with a window can go on only where they still have all that it covers."""
-        if not self.parts or not found:
-            return len(found)
-        self._bring_back_parts(table, found)
-        n_before = table.n_registered
-        blocks = table.blocks[:n_before] + [known.block for known in found]
-        return max(0, self.parts.n_usable(n_before, blocks) - n_before)
+    def _drop_unusable(self, table: BlockTable, found: list[Prefix]) -> None:
+        """Layers with a window can go on only where they still have all that it covers, recurrent
+        ones only where their state was kept."""
+        n_usable = -1
+        while n_usable != len(found):
+            n_usable = len(found)
+            if self.states:
+                while found and not self.states.has(found[-1].block):
+                    self._let_go(found.pop().block)
+            if self.parts and found:
+                self._bring_back_parts(table, found)
+                n_before = table.n_registered
+                blocks = table.blocks[:n_before] + [known.block for known in found]
+                n_seen = max(0, self.parts.n_usable(n_before, blocks) - n_before)
+                while len(found) > n_seen:
+                    self._let_go(found.pop().block)
 
     def _bring_back_parts(self, table: BlockTable, found: list[Prefix]) -> None:
         """From the second tier, what the window at the end of these blocks has lost. The rest of a
@@ -387,6 +410,8 @@ class BlockPool:
             self._keep(block)
             if self.parts:
                 self.parts.drop(block)
+            if self.states:
+                self.states.drop(block)
             self._index.evict(prefix)
             self._prefixes[block] = None
             self._n_cached -= 1

@@ -20,6 +20,7 @@ from .machine import memory
 from .models import record_plan, unused_tensors
 from .ops import BufferKind, KvType
 from .plan import Plan
+from .state_slots import SPARE_STATES
 from .tokenizer import Tokenizer
 from .weights import DequantizedWeights, StoredWeights, WeightSource
 from .window_parts import parts_of_pool
@@ -28,6 +29,8 @@ _LOG = logging.getLogger(__name__)
 _DEFAULT_CONTEXT = 8192  # tokens; longer ones are asked for, since they are paid for in memory
 _DEFAULT_SEQUENCES = 8  # whole contexts that the default KV pool holds
 _KV_SHARE = 4  # the default pool takes at most 1/4 of the available memory
+_STATE_SHARE = 2  # of the pool's bytes, states of recurrent layers take at most 1/2
+_MOST_STATES = 32 + SPARE_STATES
 
 
 @dataclass
@@ -45,11 +48,11 @@ class Model:
 
     @property
     def kv_bytes(self) -> int:
-        """Size of the KV pool."""
+        """Size of the KV pool, states of recurrent layers included."""
         full, windowed = self.plan.kv_group_bytes(self.kv_type)
         executor = self.executor
         per_slot = executor.n_blocks * full + executor.n_window_blocks * windowed
-        return per_slot * executor.block_tokens
+        return per_slot * executor.block_tokens + executor.n_states * self.plan.state_bytes
 
     def close(self) -> None:
         self.executor.close()
@@ -105,6 +108,7 @@ def load_model(
             block_tokens=block_tokens,
             n_blocks=pool.n_blocks,
             n_window_blocks=pool.n_window_blocks,
+            n_states=pool.n_states,
             n_threads=threads,
             isa=isa,
             kv_type=kv_type,
@@ -123,6 +127,8 @@ class PoolSize:
     n_blocks: int
     n_window_blocks: int | None = None
     """Of layers with a window; None: as many as the others."""
+    n_states: int | None = None
+    """Sequences whose recurrent states have room; None: no layer is recurrent."""
 
 
 def size_pool(
@@ -153,7 +159,19 @@ def size_pool(
 
     if kv_bytes is None:
         free_bytes = memory().available_bytes if free_bytes is None else free_bytes
-        kv_bytes = min(free_bytes // _KV_SHARE, pool_bytes(_DEFAULT_SEQUENCES * blocks_per_context))
+        wanted_bytes = pool_bytes(_DEFAULT_SEQUENCES * blocks_per_context)
+        wanted_bytes += _MOST_STATES * plan.state_bytes
+        kv_bytes = min(free_bytes // _KV_SHARE, wanted_bytes)
+    n_states = None
+    if plan.states:
+        n_states = min(_MOST_STATES, kv_bytes // _STATE_SHARE // plan.state_bytes)
+        if not n_states:
+            raise RequestError(
+                f"the state of one sequence takes {plan.state_bytes} bytes, and at most half of "
+                f"the {kv_bytes} allowed for the KV pool is for states; set kv_bytes higher",
+                field="kv_bytes",
+            )
+        kv_bytes -= n_states * plan.state_bytes
     most = kv_bytes // max(full_bytes, 1)
     n_blocks = bisect_right(range(most + 1), kv_bytes, key=pool_bytes) - 1
     if n_blocks < (blocks_per_context if context else 1):
@@ -163,7 +181,7 @@ def size_pool(
             field="context",
         )
     n_window_blocks = n_parts(n_blocks) if window else None
-    return PoolSize(min(wanted, n_blocks * block_tokens), n_blocks, n_window_blocks)
+    return PoolSize(min(wanted, n_blocks * block_tokens), n_blocks, n_window_blocks, n_states)
 
 
 def _check_vocabulary(config: ModelConfig, tokenizer: Tokenizer) -> None:

@@ -11,7 +11,7 @@ from enum import IntEnum
 
 import numpy as np
 
-ABI_VERSION = 8
+ABI_VERSION = 9
 Q8_BLOCK = 32  # activations share one scale per 32 values
 FLAG_ACCUMULATE = 1
 
@@ -29,6 +29,8 @@ class OpKind(IntEnum):
     TAKE_ROWS = 9
     LINEAR_GLU = 10
     SCALE = 11
+    GATE = 12
+    CONV = 13
 
 
 class BufferKind(IntEnum):
@@ -55,6 +57,8 @@ class RopeStyle(IntEnum):
 class Activation(IntEnum):
     SILU = 0
     GELU_TANH = 1
+    SIGMOID = 2
+    IDENTITY = 3
 
 
 class KvType(IntEnum):
@@ -205,6 +209,22 @@ OPS: dict[OpKind, OpSpec] = {
             inputs=("x",),
             floats=("scale", "cap"),
             meaning="in place on out = x: cap * tanh(scale * x / cap); cap 0: scale * x",
+        ),
+        OpSpec(
+            OpKind.GATE,
+            inputs=("x", "gate"),
+            ints=("x_col", "gate_col", "group", "gate_stride", "activation"),
+            meaning="out[c] = activation(gate[gate_col + c // group * gate_stride + c % group]) "
+            "* x[x_col + c]",
+        ),
+        OpSpec(
+            OpKind.CONV,
+            inputs=("x",),
+            weights=("kernel", "bias"),
+            ints=("x_col", "taps", "activation", "state"),
+            meaning="causal, per channel c of out, over the rows t of a sequence: "
+            "activation(bias[c] + sum over j of kernel[c, j] * x[t - taps + 1 + j, x_col + c]), "
+            "j ascending; state: the taps - 1 rows before, zeros before position 0",
         ),
     )
 }

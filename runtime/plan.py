@@ -94,6 +94,8 @@ class Plan:
     max_rows: int
     vocab_size: int
     arena_bytes: int
+    states: tuple[int, ...] = ()
+    """Floats that a sequence has in each recurrent layer."""
     hidden: int = -1
     """The buffer of wanted hidden states: rows as the output projection takes them."""
 
@@ -129,6 +131,11 @@ class Plan:
             for k, window in zip(self.kv_layers, self.kv_windows(), strict=True)
         ]
         return np.array(rows, KV_LAYER_DTYPE)
+
+    @property
+    def state_bytes(self) -> int:
+        """Of one sequence, whatever its length, in all recurrent layers."""
+        return 4 * sum(self.states)
 
     @property
     def hidden_width(self) -> int:

@@ -6,6 +6,7 @@ folding and placement are plan_passes.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -39,6 +40,7 @@ class PlanBuilder:
     buffers: list[Buffer] = field(default_factory=list)
     tensors: list[PlanTensor] = field(default_factory=list)
     kv_layers: list[KvLayer] = field(default_factory=list)
+    states: list[int] = field(default_factory=list)
     hidden: int = -1  # the buffer of wanted hidden states
     _tensor_ids: dict[str, int] = field(default_factory=dict)
     _quantized: dict[int, Op] = field(
@@ -63,6 +65,16 @@ class PlanBuilder:
         """As weight(), but -1 where the file has no such tensor."""
         return self.weight(name, *shape) if self.weights.shape(name) is not None else -1
 
+    def vector(self, name: str, *shape: int) -> int:
+        """The id of a small weight that no product takes: floats in one row, whatever its shape."""
+        found = self.weights.shape(name)
+        if found != shape:
+            raise ModelError(f"tensor {name!r} has shape {found}, expected {shape}")
+        if name not in self._tensor_ids:
+            self._tensor_ids[name] = len(self.tensors)
+            self.tensors.append(PlanTensor(name, (math.prod(shape),), "F32"))
+        return self._tensor_ids[name]
+
     def table(self, name: str, values: np.ndarray) -> int:
         """The id of a float64 vector computed at load."""
         if name not in self._tensor_ids:
@@ -73,6 +85,11 @@ class PlanBuilder:
     def new_kv_layer(self, kv_heads: int, head_dim: int, value_dim: int) -> int:
         self.kv_layers.append(KvLayer(kv_heads, head_dim, value_dim))
         return len(self.kv_layers) - 1
+
+    def new_state(self, width: int) -> int:
+        """A recurrent layer that keeps `width` floats of every sequence."""
+        self.states.append(width)
+        return len(self.states) - 1
 
     def _buffer(
         self, name: str, width: int, kind: BufferKind = BufferKind.F32, rows: RowKind = RowKind.ALL
@@ -235,6 +252,33 @@ class PlanBuilder:
         out = self._buffer("glu", self.buffers[gate_up].width // 2)
         return self._record(Op(OpKind.GLU, out, (gate_up,), ints=(int(activation),)))
 
+    def gate(
+        self,
+        x: int,
+        gate: int,
+        activation: Activation,
+        *,
+        width: int,
+        x_col: int = 0,
+        gate_col: int = 0,
+        group: int = 0,
+        gate_stride: int = 0,
+    ) -> int:
+        """`width` columns of x times the activated ones of `gate`: neighbours, or runs of `group`
+        columns that begin gate_stride apart."""
+        out = self._buffer("gated", width)
+        ints = (x_col, gate_col, group or width, gate_stride or width, int(activation))
+        return self._record(Op(OpKind.GATE, out, (x, gate), ints=ints))
+
+    def conv(
+        self, x: int, kernel: int, bias: int, activation: Activation, *, taps: int, x_col: int = 0
+    ) -> int:
+        """The kernel's channels, from column x_col of x on, over the last `taps` rows of each."""
+        width = self.tensors[kernel].shape[0] // taps
+        out, state = self._buffer("conv", width), self.new_state((taps - 1) * width)
+        ints = (x_col, taps, int(activation), state)
+        return self._record(Op(OpKind.CONV, out, (x,), (kernel, bias), ints))
+
     def add(self, x: int, *, to: int) -> int:
         return self._record(Op(OpKind.ADD, to, (x,), accumulate=True))
 
@@ -265,5 +309,6 @@ class PlanBuilder:
             self.max_rows,
             logits.width,
             arena_bytes,
+            tuple(self.states),
             self.hidden,
         )

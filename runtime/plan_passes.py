@@ -39,7 +39,7 @@ def fold_glu(ops: list[Op], tensors: list[PlanTensor]) -> None:
 
 def _writes_whole_blocks(op: Op) -> bool:
     """Whether one work item of the op produces whole activation blocks, so it can quantize them."""
-    producers = (OpKind.NORM, OpKind.ATTENTION, OpKind.GLU, OpKind.LINEAR_GLU)
+    producers = (OpKind.NORM, OpKind.ATTENTION, OpKind.GLU, OpKind.LINEAR_GLU, OpKind.GATE)
     if op.accumulate or op.kind not in producers:
         return False
     return op.kind is not OpKind.ATTENTION or op.int_of("value_dim") % Q8_BLOCK == 0

@@ -26,13 +26,23 @@ MOST_SIBLINGS = 64
 """Known blocks behind one prefix that are looked at for a common start: the newest ones."""
 
 MissReason: TypeAlias = Literal[
-    "off", "bypassed", "too_short", "evicted", "salt", "collision", "fingerprint", "differs", "new"
+    "off",
+    "bypassed",
+    "too_short",
+    "evicted",
+    "no_state",
+    "salt",
+    "collision",
+    "fingerprint",
+    "differs",
+    "new",
 ]
 MISS_REASONS: dict[MissReason, str] = {
     "off": "prefix reuse is switched off",
     "bypassed": "the request asked for all rows to be computed",
     "too_short": "the prompt has no full block before its last token",
     "evicted": "the block was known and has given way to others",
+    "no_state": "the block is known, but not the state of recurrent layers behind it",
     "salt": "the block is known under another salt",
     "collision": "another block with the same hash is known",
     "fingerprint": "the folder keeps the first block of another model, cache type or build",

@@ -73,6 +73,8 @@ class Request:
     n_cached: int = 0
     miss: Miss | None = None
     """Why the prefix hit ended where it did; None before admission and for a whole hit."""
+    marks: set[int] = field(default_factory=set)
+    """Tokens behind which others are known to go on differently: states are kept there."""
     n_preempted: int = 0
     n_recomputed: int = 0
     n_prefill_steps: int = 0

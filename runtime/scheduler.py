@@ -21,21 +21,24 @@ only, and those always move; when the one it follows ends or is preempted, it go
 waits for none of a worse class; if it overtakes one, that one takes the blocks as they are done.
 One with the very prompt of a running one waits for all of it (twins.py). Where the known blocks
 end, the equal start of the next one is copied (partial_hits.py), at once: nothing else can happen
-to its source before.
+to its source before. Where recurrent layers need a snapshot, a prompt's chunk ends (marks.py).
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from .kv_blocks import BlockPool, Frontier
+from .marks import common_blocks, is_mark, next_mark
 from .partial_hits import miss_after, partial_hit
 from .prefix_index import Miss
 from .request import Request, Scheduled, State
 from .service import Line, Place, favoured
 from .twins import Twins, tail_rows
 
+Coming = tuple[Frontier | None, int]
+"""The block that a running request computes next, and the request's class."""
 CopyBlock = Callable[[int, int, tuple[int, int] | None], None]
 
 
@@ -111,6 +114,9 @@ class Scheduler:
         # A stable sort: places stay in order inside each group.
         for request in sorted(self.running, key=lambda r: (not r.is_streaming, r.service != first)):
             n_rows = min(request.n_pending, budget)
+            if self.pool.states:
+                states = self.pool.states
+                n_rows = min(n_rows, next_mark(request, self.pool.block_tokens, states.every))
             if request.scores is not None and not request.is_streaming:
                 n_rows = min(n_rows, n_scored)
                 n_scored -= n_rows
@@ -132,6 +138,9 @@ class Scheduler:
             request.n_computed += item.n_rows
             request.n_ever_computed = max(request.n_ever_computed, request.n_computed)
             self.pool.register(request.table, request.tokens, request.n_computed)
+            states = self.pool.states
+            if states and is_mark(request, self.pool.block_tokens, states.every):
+                self.pool.keep_state(request.table, request.n_computed)
             self.pool.slide_window(request.table, request.n_computed)
 
     def check(self) -> None:
@@ -174,7 +183,7 @@ class Scheduler:
     def _admit(self) -> None:
         if not self.waiting:
             return
-        coming = {self._coming_block(request) for request in self.running}
+        coming = {self._coming_block(request): request for request in self.running}
         twins = Twins(self.running if self.pool.prefix_reuse else ())
         for request in list(self.waiting):
             if len(self.running) == self.max_running:
@@ -191,7 +200,7 @@ class Scheduler:
             request.state = State.RUNNING
             insort(self.running, request, key=_place)
             self._line.admit(_place(request))
-            coming.add(self._coming_block(request))
+            coming.setdefault(self._coming_block(request), request)
             if self.pool.prefix_reuse:
                 twins.add(request)
 
@@ -200,7 +209,7 @@ class Scheduler:
             return False
         return sum(r.service == request.service for r in self.running) >= self.max_background
 
-    def _coming_block(self, request: Request) -> tuple[Frontier | None, int]:
+    def _coming_block(self, request: Request) -> Coming:
         """The block a running request computes next, if it owns all its tokens; and its class."""
         frontier, table = None, request.table
         is_found_by_others = table.n_registered == request.n_computed // self.pool.block_tokens
@@ -208,7 +217,7 @@ class Scheduler:
             frontier = self.pool.frontier(table, request.tokens, request.n_tokens)
         return frontier, _place(request).rank
 
-    def _is_coming(self, request: Request, coming: set[tuple[Frontier | None, int]]) -> bool:
+    def _is_coming(self, request: Request, coming: Mapping[Coming, Request]) -> bool:
         """Whether a running request is about to compute what this one would compute first.
 
         Its block with the last token does not count: it computes that in any case.
@@ -216,8 +225,14 @@ class Scheduler:
         if not request.reads_cache or not coming:
             return False
         wanted = self.pool.frontier(request.table, request.tokens, request.n_tokens - 1)
-        ranks = range(_place(request).rank + 1)
-        return wanted is not None and any((wanted, rank) in coming for rank in ranks)
+        if wanted is None:
+            return False
+        for rank in range(_place(request).rank + 1):
+            if other := coming.get((wanted, rank)):
+                if self.pool.states:
+                    other.marks.add(common_blocks(request, other, self.pool.block_tokens))
+                return True
+        return False
 
     def _is_worth_waiting_for(self, twin: Request, request: Request) -> bool:
         is_coming = twin.n_computed < twin.n_prompt and _place(twin).rank <= _place(request).rank
@@ -225,7 +240,7 @@ class Scheduler:
 
     def _copy_start(self, request: Request) -> None:
         """Of the block behind its known ones, what others have computed."""
-        if not request.reads_cache or not self.pool.prefix_reuse:
+        if not request.reads_cache or not self.pool.prefix_reuse or self.pool.states:
             return
         if hit := partial_hit(self.pool, self.running, request):
             self._copy_block(hit.src, hit.dst, hit.window)
@@ -242,6 +257,8 @@ class Scheduler:
 
     def _gain(self, request: Request, n_known: int) -> None:
         n_gained = max(0, n_known - request.n_computed)
+        if n_gained and self.pool.states and request.table.last:
+            self.pool.states.go_on_from(request.table.last.block, request.table)
         request.n_computed += n_gained
         if request.n_preempted == 0:
             request.n_cached += n_gained
@@ -257,6 +274,9 @@ class Scheduler:
         if not self._has_window_room(request):
             self._no_fit = (request, n_free, n_running)
             return False
+        if self.pool.states:  # before a snapshot is chosen: its slot might be the one to take
+            was_owned = self.pool.states.own(request.table)
+            assert was_owned, "more requests run than there are slots for their states"
         if request.reads_cache:
             self.pool.attach_prefix(request.table, request.tokens)
         n_new = self.pool.blocks_for(request.n_tokens) - len(request.table.blocks)
@@ -267,6 +287,8 @@ class Scheduler:
             return False
         if request.n_preempted == 0:
             request.miss = self._miss(request)
+        if self.pool.states:
+            request.marks.add(request.table.n_known * self.pool.block_tokens)
         self._take_known(request)
         self.pool.grow(request.table, request.n_tokens)
         self._no_fit = None

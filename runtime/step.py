@@ -42,12 +42,17 @@ class Step:
     their own; entries before the window of a sequence's first row are unread."""
     hidden_rows: Int32s = None  # type: ignore[assignment]  # left out: none
     """(n_hidden) rows whose hidden states are wanted, ascending."""
+    states: Int32s = None  # type: ignore[assignment]  # left out: the number of the sequence
+    """(n_seqs) where recurrent layers keep the state of each sequence. Before its position 0 it is
+    zeros, whatever the slot holds."""
 
     def __post_init__(self) -> None:
         if self.window_table is None:
             object.__setattr__(self, "window_table", self.block_table)
         if self.hidden_rows is None:
             object.__setattr__(self, "hidden_rows", np.empty(0, np.int32))
+        if self.states is None:
+            object.__setattr__(self, "states", np.arange(self.n_seqs, dtype=np.int32))
 
     @property
     def n_rows(self) -> int:
@@ -94,4 +99,5 @@ def build_step(scheduled: Sequence[Scheduled], window_block_of: Int32s | None = 
         block_table=block_table,
         out_rows=np.array(out_rows, np.int32),
         hidden_rows=np.array(hidden_rows, np.int32),
+        states=np.array([item.request.table.state for item in scheduled], np.int32),
     )

@@ -20,6 +20,7 @@ LINES = (
     ("weights packed", "weights_packed", "for the native executor"),
     ("keys and values, least", "kv_lower", "what attention can still see: {attention}"),
     ("keys and values, pool", "kv_pool", "allocated: {sequences} x {context} tokens"),
+    ("states", "states", "of recurrent layers, whatever the length"),
     ("activations and scratch", "arena", ""),
     ("process and vocabulary", "process", "measured now: interpreter, libraries, tokenizer"),
     ("together", "total", "resident at most"),

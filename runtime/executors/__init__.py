@@ -16,7 +16,8 @@ class Executor(Protocol):
     """Runs steps of one plan and owns the KV pool (`n_blocks` blocks of `block_tokens` tokens).
 
     Layers with a window keep theirs in `n_window_blocks` blocks of their own, and see `window`
-    positions at most (0: no layer has one).
+    positions at most (0: no layer has one). Recurrent layers keep the state of a sequence in one
+    of `n_states` slots (0: no layer is recurrent).
     """
 
     name: str
@@ -25,6 +26,7 @@ class Executor(Protocol):
     n_blocks: int
     n_window_blocks: int
     window: int
+    n_states: int
     hidden: np.ndarray
     """(n_hidden, width) float32: hidden states that the last step asked for."""
 
@@ -35,6 +37,10 @@ class Executor(Protocol):
     def copy_block(self, src: int, dst: int, window: tuple[int, int] | None = None) -> None:
         """Copies the keys and values of one block in every layer; window: from where to where in
         windowed layers, if not from src to dst."""
+        ...
+
+    def copy_state(self, src: int, dst: int) -> None:
+        """Copies the state of one sequence in every recurrent layer, from slot to slot."""
         ...
 
     def close(self) -> None: ...

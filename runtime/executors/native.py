@@ -29,7 +29,7 @@ from .native_draw import NativeDrawer
 _LIBRARIES = ("libmartlet.so", "libmartlet.dylib", "martlet.dll")
 STEP_ARRAYS = (
     *("tokens", "positions", "seq_start", "block_table", "window_table", "out_rows"),
-    "hidden_rows",
+    *("hidden_rows", "states"),
 )
 _F64 = 28  # MT_F64 of martlet.h
 _STRUCTS = (
@@ -151,12 +151,14 @@ class NativeExecutor:
         isa: str | None = None,
         profile: bool = False,
         n_window_blocks: int | None = None,
+        n_states: int = 1,
     ) -> None:
         self.max_rows = plan.max_rows
         self.block_tokens = block_tokens
         self.n_blocks = n_blocks
         self.n_window_blocks = n_window_blocks or n_blocks
         self.window = plan.window
+        self.n_states = n_states if plan.states else 0
         self._logits_width = plan.vocab_size
         self.hidden = np.empty((0, plan.hidden_width), np.float32)
         self._n_ops = len(plan.ops)
@@ -167,7 +169,7 @@ class NativeExecutor:
         self.drawer = NativeDrawer(self._ffi, self._lib, self.isa_index)
         self.n_threads = n_threads or choose_threads().count
         sizes = (self.n_threads, self.isa_index, block_tokens, n_blocks, int(kv_type), int(profile))
-        options = self._ffi.new("mt_options *", (*sizes, self.n_window_blocks))
+        options = self._ffi.new("mt_options *", (*sizes, self.n_window_blocks, self.n_states))
         self._error = self._ffi.new("char[]", self._lib.MT_ERR_BYTES)
         plan_c, keep = self._plan(plan, weights)
         bad = self._ffi.new("mt_bad_value *")
@@ -180,6 +182,7 @@ class NativeExecutor:
         info = self._ffi.new("mt_info *")
         self._lib.mt_engine_info(self._engine, info)
         self.weight_bytes, self.kv_bytes = info.weight_bytes, info.kv_bytes
+        self.state_bytes = info.state_bytes
         self.arena_bytes = info.arena_bytes
 
     @staticmethod
@@ -223,6 +226,9 @@ class NativeExecutor:
         blocks = (src, from_window), (dst, to_window)
         self._check(self._lib.mt_engine_copy_block(self._live(), *blocks, self._error))
 
+    def copy_state(self, src: int, dst: int) -> None:
+        self._check(self._lib.mt_engine_copy_state(self._live(), src, dst, self._error))
+
     def read_block(self, block: int, window_block: int | None = None) -> bytes:
         """Keys and values of one block in all layers, in this build's own layout."""
         data = self._ffi.new("uint8_t[]", self._lib.mt_engine_block_bytes(self._live()))
@@ -260,8 +266,9 @@ class NativeExecutor:
         """The mt_plan, and what must stay alive while C reads it."""
         new, cast = self._ffi.new, self._ffi.from_buffer
         ops, buffers, kv_layers = plan.op_records(), plan.buffer_records(), plan.kv_records()
+        states = np.array(plan.states, np.int32)
         tensors = new("mt_tensor[]", len(plan.tensors))
-        keep: list[Any] = [ops, buffers, kv_layers, tensors]
+        keep: list[Any] = [ops, buffers, kv_layers, states, tensors]
         for record, tensor in zip(tensors, plan.tensors, strict=True):
             fmt, values = _tensor_bytes(tensor, weights)
             data = cast(values)
@@ -274,7 +281,8 @@ class NativeExecutor:
         record.n_ops, record.n_buffers = len(plan.ops), len(plan.buffers)
         record.n_tensors, record.n_kv_layers = len(plan.tensors), len(plan.kv_layers)
         record.max_rows, record.arena_bytes = plan.max_rows, plan.arena_bytes
-        record.hidden = plan.hidden
+        record.hidden, record.n_states = plan.hidden, len(states)
+        record.states = cast("int32_t[]", states)
         record.ops = cast("mt_op[]", ops)
         record.buffers = cast("mt_buffer[]", buffers)
         record.kv_layers = cast("mt_kv_layer[]", kv_layers)
@@ -311,6 +319,8 @@ def _check_lengths(step: Step) -> None:
         )
     if len(step.positions) != n_rows:
         raise ModelError(f"the step has {n_rows} tokens, but {len(step.positions)} positions")
+    if len(step.states) != n_seqs:
+        raise ModelError(f"the step has {n_seqs} sequences, but {len(step.states)} states")
     if len(step.seq_start) != n_seqs + 1:
         raise ModelError(f"the step has {n_seqs} block tables, but {len(step.seq_start)} starts")
 
@@ -332,5 +342,7 @@ def _tensor_bytes(tensor: PlanTensor, weights: WeightSource) -> tuple[int, np.nd
     if tensor.values is not None:
         return _F64, np.ascontiguousarray(tensor.values, np.float64)
     if len(tensor.shape) == 1:
-        return FORMATS["F32"].ggml_type, np.ascontiguousarray(finite_values(weights, tensor.name))
+        return FORMATS["F32"].ggml_type, np.ascontiguousarray(
+            finite_values(weights, tensor.name).reshape(-1)
+        )
     return FORMATS[tensor.format].ggml_type, weights.data(tensor.name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from .numba_rowops import (
     rope_table,
     scale_rows,
 )
+from .numba_state import conv_rows, gate_rows
 from .numba_weights import (
     LANES,
     RECIPES,
@@ -58,16 +60,18 @@ class Rows:
     tables: tuple[np.ndarray, np.ndarray]  # (n_seqs, table_width) int32: the same
     out_rows: np.ndarray  # (n_out) int32
     hidden_rows: np.ndarray  # (n_hidden) int32
+    seq_start: np.ndarray  # (n_seqs + 1) int32
+    states: np.ndarray  # (n_seqs) int32
     counts: dict[RowKind, int]
 
     @classmethod
     def of(cls, step: Step, block_tokens: int) -> Rows:
         # Copies, because numba compiles every kernel again for a read-only array.
-        tokens, positions, table, window_table, out_rows, hidden_rows = (
+        tokens, positions, table, window_table, out_rows, hidden_rows, seq_start, states = (
             np.array(a, np.int32, order="C")
             for a in (
                 step.tokens, step.positions, step.block_table, step.window_table, step.out_rows,
-                step.hidden_rows,
+                step.hidden_rows, step.seq_start, step.states,
             )
         )  # fmt: skip
         row_seq = np.repeat(np.arange(step.n_seqs, dtype=np.int32), np.diff(step.seq_start))
@@ -78,7 +82,10 @@ class Rows:
             RowKind.ALL: len(tokens), RowKind.OUT: len(out_rows), RowKind.HIDDEN: len(hidden_rows),
         }  # fmt: skip
         both, tables = (slots, window_slots), (table, window_table)
-        return cls(tokens, positions, row_seq, both, tables, out_rows, hidden_rows, counts)
+        return cls(
+            tokens, positions, row_seq, both, tables, out_rows, hidden_rows, seq_start, states,
+            counts,
+        )  # fmt: skip
 
 
 Call = Callable[[Rows], None]
@@ -94,10 +101,17 @@ class Memory:
     values: list[np.ndarray]
     block_tokens: int
     is_windowed: list[bool]
+    states: list[np.ndarray]  # by recurrent layer: (n_states, floats of a sequence)
 
     @classmethod
     def of(
-        cls, plan: Plan, block_tokens: int, n_blocks: int, n_window_blocks: int, kv_type: KvType
+        cls,
+        plan: Plan,
+        block_tokens: int,
+        n_blocks: int,
+        n_window_blocks: int,
+        n_states: int,
+        kv_type: KvType,
     ) -> Memory:
         arena = aligned((plan.arena_bytes,), np.uint8)
         floats, q8 = [_NO_FLOATS] * len(plan.buffers), [_NO_Q8] * len(plan.buffers)
@@ -117,7 +131,8 @@ class Memory:
             width = -(-k.value_dim // LANES) * LANES
             keys.append(np.zeros(n_slots * k.kv_heads * k.head_dim, dtype))
             values.append(np.zeros(n_slots * k.kv_heads * width, dtype))
-        return cls(floats, q8, keys, values, block_tokens, is_windowed)
+        states = [np.zeros((n_states, width), np.float32) for width in plan.states]
+        return cls(floats, q8, keys, values, block_tokens, is_windowed, states)
 
     def layer(self, n: int) -> tuple[np.ndarray, np.ndarray, int]:
         return self.keys[n], self.values[n], self.block_tokens
@@ -151,7 +166,9 @@ class Binder:
         if tensor < 0:
             return _NO_WEIGHT
         found = self._plan.tensors[tensor]
-        return finite_values(self._weights, found.name) if found.values is None else found.values
+        if found.values is not None:
+            return found.values
+        return finite_values(self._weights, found.name).reshape(found.shape)
 
     def _floats(self, buffer: int) -> np.ndarray:
         return self._memory.floats[buffer] if buffer >= 0 else _NO_FLOATS
@@ -182,6 +199,8 @@ class Binder:
             OpKind.TAKE_ROWS: self._take_rows,
             OpKind.LINEAR_GLU: self._linear_glu,
             OpKind.SCALE: self._scale,
+            OpKind.GATE: self._gate,
+            OpKind.CONV: self._conv,
         }
 
     def _embed(self, op: Op) -> list[Call]:
@@ -291,6 +310,29 @@ class Binder:
             op.int_of("activation"), self._rows_of(op), self._sink(op)
         )  # fmt: skip
         return lambda rows: glu(gate_up, activation, out, q8, rest, rows.counts[kind])
+
+    def _gate(self, op: Op) -> list[Call]:
+        x, gate, (out, q8, rest) = *map(self._floats, op.inputs), self._sink(op)
+        *cols, activation = op.ints
+        runs: Any = tuple(cols)
+        width, kind = self._plan.buffers[op.out].width, self._rows_of(op)
+        return [
+            lambda rows: gate_rows(
+                x, gate, runs, activation, out, q8, rest, width, rows.counts[kind]
+            )
+        ]  # fmt: skip
+
+    def _conv(self, op: Op) -> list[Call]:
+        x, out = self._floats(op.inputs[0]), self._floats(op.out)
+        kernel, bias = (self._vector(op.weight_of(name)) for name in ("kernel", "bias"))
+        x_col, taps, activation, state = op.ints
+        states = self._memory.states[state]
+        return [
+            lambda rows: conv_rows(
+                x, x_col, kernel, bias, taps, activation, states, rows.states, rows.seq_start,
+                rows.positions, out,
+            )
+        ]  # fmt: skip
 
     def _add(self, op: Op) -> list[Call]:
         x, out, kind = self._floats(op.inputs[0]), self._floats(op.out), self._rows_of(op)

@@ -57,6 +57,7 @@ class NumbaExecutor:
         kv_type: KvType = KvType.F16,
         n_threads: int | None = None,
         n_window_blocks: int | None = None,
+        n_states: int = 1,
     ) -> None:
         if block_tokens % LANES:
             raise ModelError(f"blocks of {block_tokens} tokens; use a multiple of {LANES}")
@@ -70,6 +71,7 @@ class NumbaExecutor:
         self.n_blocks = n_blocks
         self.n_window_blocks = n_window_blocks or n_blocks
         self.window = plan.window
+        self.n_states = n_states if plan.states else 0
         self._logits = next(i for i, b in enumerate(plan.buffers) if b.is_logits)
         self._vocab_size = plan.vocab_size
         self._hidden, self.hidden = plan.hidden, np.empty((0, plan.hidden_width), np.float32)
@@ -80,7 +82,9 @@ class NumbaExecutor:
             )
         if kv_type is KvType.Q8_0:
             raise ModelError("the numba executor has no q8_0 cache; use f16")
-        self._memory = Memory.of(plan, block_tokens, n_blocks, self.n_window_blocks, kv_type)
+        self._memory = Memory.of(
+            plan, block_tokens, n_blocks, self.n_window_blocks, self.n_states, kv_type
+        )
         self._calls = Binder(plan, weights, self._memory, self.n_threads).calls()
         self.warm_up_ms = self._warm_up()
         """Milliseconds that loading spent on compiling kernels, or on reading compiled ones."""
@@ -112,10 +116,15 @@ class NumbaExecutor:
                 blocks = pool.reshape(self.n_window_blocks if is_windowed else self.n_blocks, -1)
                 blocks[to_block] = blocks[from_block]
 
+    def copy_state(self, src: int, dst: int) -> None:
+        for states in self._memory.states:
+            states[dst] = states[src]
+
     def close(self) -> None:
         self._calls.clear()
         self._memory.keys.clear()
         self._memory.values.clear()
+        self._memory.states.clear()
 
     def _warm_up(self) -> float:
         start = time.perf_counter()

@@ -40,7 +40,7 @@ from .numba_weights import BLOCK, LANES, FloatMatrix, QuantizedMatrix
 
 _FEW_ROWS = 4  # up to so many, waking other threads costs more than it saves
 _kernel = njit(parallel=True, nogil=True, cache=True)
-_SILU = 0
+_GELU_TANH, _SIGMOID, _IDENTITY = 1, 2, 3
 
 
 @njit(nogil=True)
@@ -146,14 +146,17 @@ def scale_rows(x: np.ndarray, scale: Any, cap: Any, n_rows: int) -> None:
 
 
 @helper
-def _gated(gate: Any, up: Any, activation: int) -> Any:
+def gated(gate: Any, up: Any, activation: int) -> Any:
     """silu(g) = g / (1 + exp(-g)); gelu's tanh form is g / (1 + exp(-2 t)) for its argument t."""
+    if activation == _IDENTITY:
+        return mul(gate, up)
     one, z = splat(np.float32(1)), gate
-    if activation != _SILU:
+    if activation == _GELU_TANH:
         cubed = mul(mul(gate, gate), gate)
         z = fma(cubed, splat(np.float32(0.044715)), gate)
         z = mul(z, splat(np.float32(2 * math.sqrt(2 / math.pi))))
-    return mul(div(gate, add(one, exp(sub(splat(np.float32(0)), z)))), up)
+    share = one if activation == _SIGMOID else gate
+    return mul(div(share, add(one, exp(sub(splat(np.float32(0)), z)))), up)
 
 
 @njit(nogil=True)
@@ -173,7 +176,7 @@ def _glu_rows(
         up = advance(gate, width)
         to = pointer(scratch) if is_q8 else advance(pointer(out), row * width)
         for i in range(0, width, LANES):
-            v = _gated(load_upto(gate, i, width), load_upto(up, i, width), activation)
+            v = gated(load_upto(gate, i, width), load_upto(up, i, width), activation)
             store_upto(to, i, width, v)
         if is_q8:
             quantize_planes(to, to, q8, rest, row, width // BLOCK, 0, width // BLOCK)

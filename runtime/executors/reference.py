@@ -6,7 +6,7 @@ is always computed by itself, so its result cannot depend on what else is in the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -116,6 +116,21 @@ def gelu_tanh(x: np.ndarray) -> np.ndarray:
     return np.float32(0.5) * x * (np.float32(1) + np.tanh(inner))
 
 
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return np.float32(1) / (np.float32(1) + np.exp(-x))
+
+
+def convolve(rows: np.ndarray, kernel: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    """rows (taps - 1 + n, channels), kernel (channels, taps): the last n of causal sums."""
+    taps = kernel.shape[1]
+    n = len(rows) - taps + 1
+    total = np.zeros((n, rows.shape[1]), np.float32) + (0 if bias is None else bias)
+    for j in range(taps):
+        total = total + kernel[:, j] * rows[j : j + n]
+    return total.astype(np.float32)
+
+
 def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> np.ndarray:
     """One row's heads (heads, head_dim) over gathered k, v (n_keys, kv_heads, dim)."""
     kv_heads = k.shape[1]
@@ -132,7 +147,12 @@ _ROUNDERS: dict[BufferKind, Callable[[np.ndarray], np.ndarray | Q8Rows]] = {
     BufferKind.Q8: quantize_q8,
     BufferKind.BF16: round_bf16,
 }
-_ACTIVATIONS = {Activation.SILU: silu, Activation.GELU_TANH: gelu_tanh}
+_ACTIVATIONS: dict[Activation, Callable[[np.ndarray], np.ndarray]] = {
+    Activation.SILU: silu,
+    Activation.GELU_TANH: gelu_tanh,
+    Activation.SIGMOID: sigmoid,
+    Activation.IDENTITY: lambda x: x,
+}
 
 
 class ReferenceExecutor:
@@ -147,6 +167,7 @@ class ReferenceExecutor:
         n_blocks: int,
         kv_type: KvType = KvType.F16,
         n_window_blocks: int | None = None,
+        n_states: int = 1,
     ) -> None:
         self.plan = plan
         self.weights = weights
@@ -158,7 +179,9 @@ class ReferenceExecutor:
         self.hidden = np.empty((0, plan.hidden_width), np.float32)
         self._last: Run | None = None
         self._decoded = [
-            finite_values(weights, tensor.name) if tensor.values is None else tensor.values
+            finite_values(weights, tensor.name).reshape(tensor.shape)
+            if tensor.values is None
+            else tensor.values
             for tensor in plan.tensors
         ]
         self.kv_type = kv_type
@@ -171,6 +194,8 @@ class ReferenceExecutor:
         layers = list(zip(n_slots, plan.kv_layers, strict=True))
         self._keys = [np.zeros((n, k.kv_heads, k.head_dim), dtype) for n, k in layers]
         self._values = [np.zeros((n, k.kv_heads, k.value_dim), dtype) for n, k in layers]
+        self.n_states = n_states if plan.states else 0
+        self._states = [np.zeros((self.n_states, width), np.float32) for width in plan.states]
         self._run_op: dict[OpKind, Callable[[Run, Op], None]] = {
             OpKind.EMBED: self._embed,
             OpKind.NORM: self._norm,
@@ -184,6 +209,8 @@ class ReferenceExecutor:
             OpKind.TAKE_ROWS: self._take_rows,
             OpKind.LINEAR_GLU: self._linear_glu,
             OpKind.SCALE: self._scale,
+            OpKind.GATE: self._gate,
+            OpKind.CONV: self._conv,
         }
 
     def run(self, step: Step) -> np.ndarray:
@@ -208,6 +235,10 @@ class ReferenceExecutor:
             for pool, is_windowed in zip(pools, self._is_windowed, strict=True):
                 a, b = window if window and is_windowed else (src, dst)
                 pool[b * n : (b + 1) * n] = pool[a * n : (a + 1) * n]
+
+    def copy_state(self, src: int, dst: int) -> None:
+        for states in self._states:
+            states[dst] = states[src]
 
     def close(self) -> None:
         self._decoded.clear()
@@ -240,7 +271,7 @@ class ReferenceExecutor:
 
     def _linear_glu(self, run: Run, op: Op) -> None:
         gate, up = np.split(self._products(run, op, 2), 2, axis=1)
-        run.store(op, _ACTIVATIONS[Activation(op.int_of("activation"))](gate) * up)
+        run.store(op, _activated(op, gate) * up)
 
     def _products(self, run: Run, op: Op, n_weights: int) -> np.ndarray:
         """x @ w.T + b of the op's stacked weights, (n, sum of their rows)."""
@@ -319,7 +350,36 @@ class ReferenceExecutor:
 
     def _glu(self, run: Run, op: Op) -> None:
         gate, up = np.split(run.floats(op.inputs[0]), 2, axis=1)
-        run.store(op, _ACTIVATIONS[Activation(op.int_of("activation"))](gate) * up)
+        run.store(op, _activated(op, gate) * up)
+
+    def _gate(self, run: Run, op: Op) -> None:
+        x, gate = run.floats(op.inputs[0]), run.floats(op.inputs[1])
+        c = np.arange(self.plan.buffers[op.out].width)
+        group, stride = op.int_of("group"), op.int_of("gate_stride")
+        gate = gate[:, op.int_of("gate_col") + c // group * stride + c % group]
+        run.store(op, _activated(op, gate) * x[:, op.int_of("x_col") + c])
+
+    def _conv(self, run: Run, op: Op) -> None:
+        x, bias = run.floats(op.inputs[0]), self._weight(op, "bias")
+        taps, width = op.int_of("taps"), self.plan.buffers[op.out].width
+        kernel = self._weight(op, "kernel")
+        assert kernel is not None
+        out = np.empty((len(x), width), np.float32)
+        for rows, state in self._sequences(run, op):
+            own = x[rows, op.int_of("x_col") :][:, :width]
+            seen = np.concatenate((state.reshape(taps - 1, width), own))
+            out[rows] = convolve(seen, kernel.reshape(width, taps), bias)
+            state[:] = seen[len(own) :].reshape(-1)
+        run.store(op, _activated(op, out))
+
+    def _sequences(self, run: Run, op: Op) -> Iterator[tuple[slice, np.ndarray]]:
+        """The rows of each sequence, and what the op's layer keeps of it: a view to be updated."""
+        step, states = run.step, self._states[op.int_of("state")]
+        for seq, slot in enumerate(step.states):
+            rows = slice(step.seq_start[seq], step.seq_start[seq + 1])
+            if step.positions[rows][0] == 0:
+                states[slot] = 0
+            yield rows, states[slot]
 
     def _add(self, run: Run, op: Op) -> None:
         run.store(op, run.floats(op.inputs[0]))
@@ -333,6 +393,10 @@ class ReferenceExecutor:
         is_hidden = self.plan.buffers[op.out].rows is RowKind.HIDDEN
         taken = run.step.hidden_rows if is_hidden else run.step.out_rows
         run.store(op, run.floats(op.inputs[0])[taken])
+
+
+def _activated(op: Op, x: np.ndarray) -> np.ndarray:
+    return _ACTIVATIONS[Activation(op.int_of("activation"))](x)
 
 
 class Run:

@@ -34,6 +34,7 @@ PRECISE_TOLERANCE = 1e-4  # as before, but a step is 254 times smaller
 BF16_TOLERANCE = 8e-3  # as before; a step is at most 1/128 of a value
 MAX_ROWS = 48
 N_BLOCKS = 12
+N_STATES = 6
 BLOCK_TOKENS = 16
 _VOCAB = 23
 
@@ -81,7 +82,12 @@ class OpCase:
         """Logits of every step; options are handed to the executor."""
         plan, weights = self.build()
         executor = new_executor(
-            plan, weights, block_tokens=BLOCK_TOKENS, n_blocks=N_BLOCKS, **options
+            plan,
+            weights,
+            block_tokens=BLOCK_TOKENS,
+            n_blocks=N_BLOCKS,
+            n_states=N_STATES,
+            **options,
         )
         try:
             return [executor.run(step).copy() for step in self.steps]
@@ -190,6 +196,21 @@ def _add(b: OpBuilder, x: int) -> int:
     return b.plan.add(x, to=other)
 
 
+def _gate(width: int, runs: dict[str, int], activation: Activation, b: OpBuilder, x: int) -> int:
+    n = b.plan.buffers[x].width
+    gate = b.plan.linear(x, [b.new("gate", "F32", n, n, std=n**-0.5)])
+    return b.plan.gate(x, gate, activation, width=width, **runs)
+
+
+def _conv(
+    width: int, taps: int, bias: bool, activation: Activation, x_col: int, b: OpBuilder, x: int
+) -> int:
+    b.tensors["kernel"] = random_tensor("F32", (width, taps), b.rng, 0.5)
+    kernel = b.plan.vector("kernel", width, taps)
+    biases = b.new("bias", "F32", width) if bias else -1
+    return b.plan.conv(x, kernel, biases, activation, taps=taps, x_col=x_col)
+
+
 @dataclass(frozen=True)
 class Heads:
     heads: int
@@ -238,6 +259,17 @@ def _attention(h: Heads, b: OpBuilder, x: int) -> int:
         return x
     scale = h.head_dim**-0.5
     return p.attention(x, kv_layer=layer, heads=h.heads, scale=scale, window=h.window)
+
+
+def _state_steps() -> list[Step]:
+    """The same, with states in scattered slots, of which one sequence takes over a used one."""
+    return [
+        replace(step, states=np.array(slots, np.int32))
+        for step, slots in zip(_mixed_steps(), ([3, 0, 5], [3, 0, 5], [3, 0, 5]), strict=True)
+    ] + [
+        replace(make_step([Chunk([3, 1, 4, 1], 0, [0])]), states=np.array([5], np.int32)),
+        replace(make_step([Chunk([5, 9], 4, [0])]), states=np.array([5], np.int32)),
+    ]
 
 
 def _mixed_steps() -> list[Step]:
@@ -301,6 +333,7 @@ def _cases() -> Iterable[OpCase]:
     yield OpCase("take_rows", 32, _nothing, one_step(9, out_rows=[1, 4, 8]))
     yield OpCase("take_no_rows", 32, _nothing, one_step(9, out_rows=[]))
     yield from _attention_cases()
+    yield from _state_cases()
 
 
 def _precise_cases() -> Iterable[OpCase]:
@@ -365,6 +398,27 @@ def _attention_cases() -> Iterable[OpCase]:
     h = shapes["gqa-half"]
     op = partial(_attention, h)
     yield OpCase("attention-quantized", h.width, op, _mixed_steps(), show_blocks=True)
+
+
+def _state_cases() -> Iterable[OpCase]:
+    for activation in (Activation.SIGMOID, Activation.IDENTITY):
+        for name, width, columns, runs in (
+            ("all", 33, 33, {}),
+            ("columns", 90, 40, {"x_col": 7, "gate_col": 50}),
+            ("runs", 96, 32, {"x_col": 60, "gate_col": 16, "group": 16, "gate_stride": 48}),
+        ):
+            op = partial(_gate, columns, runs, activation)
+            yield OpCase(f"gate-{activation.name}-{name}", width, op, one_step(5))
+    op = partial(_gate, 96, {}, Activation.SILU)
+    yield OpCase("gate-quantized", 96, op, one_step(5), show_blocks=True, precise=True)
+    for width, taps, bias, activation, x_col in (
+        (33, 3, False, Activation.IDENTITY, 0),
+        (40, 4, True, Activation.SILU, 9),
+        (600, 2, True, Activation.SILU, 0),
+    ):
+        op = partial(_conv, width, taps, bias, activation, x_col)
+        name = f"conv-{width}x{taps}-{activation.name}"
+        yield OpCase(name, width + 2 * x_col, op, _state_steps())
 
 
 def _bf16(cases: Iterable[OpCase]) -> Iterable[OpCase]:

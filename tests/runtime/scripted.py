@@ -65,6 +65,7 @@ class ScriptedExecutor:
         n_blocks: int = 256,
         window: int = 0,
         n_window_blocks: int | None = None,
+        n_states: int = 0,
         logits_width: int = VOCAB_SIZE + 4,
         seconds_per_step: float = 0.0,
         on_step: Callable[[Step], None] | None = None,
@@ -78,6 +79,8 @@ class ScriptedExecutor:
         self.steps: list[Step] = []
         self.is_closed = False
         self.window, self.n_window_blocks = window, (window and n_window_blocks) or n_blocks
+        self.n_states = n_states
+        self._states = [np.full(1, UNWRITTEN, np.int32)] * n_states
         self._slots = np.full(n_blocks * block_tokens, UNWRITTEN, np.int32)
         self._window_slots = np.full(self.n_window_blocks * block_tokens, UNWRITTEN, np.int32)
 
@@ -98,6 +101,7 @@ class ScriptedExecutor:
             self._window_slots[self._slots_of(step.window_table[seq], at)] = tokens
         for seq in range(step.n_seqs):
             self._check_window(step, seq)
+            self._advance_state(step, seq)
             for row in range(step.seq_start[seq], step.seq_start[seq + 1]):
                 if row in step.out_rows:
                     out[row] = self._logits(step, seq, int(step.positions[row]))
@@ -148,6 +152,21 @@ class ScriptedExecutor:
         seen = np.arange(max(0, start - self.window + 1) if self.window else 0, last + 1)
         tokens = self._window_slots[self._slots_of(step.window_table[seq], seen)]
         assert (tokens == self._slots[self._slots_of(step.block_table[seq], seen)]).all()
+
+    def _advance_state(self, step: Step, seq: int) -> None:
+        """A state is all tokens before the position it is of, as keys and values show them."""
+        if not self.n_states:
+            return
+        slot, rows = step.states[seq], slice(step.seq_start[seq], step.seq_start[seq + 1])
+        assert 0 <= slot < self.n_states
+        start = int(step.positions[rows][0])
+        before = self._states[slot] if start else np.empty(0, np.int32)
+        seen = self._slots[self._slots_of(step.block_table[seq], np.arange(start))]
+        assert before.tolist() == seen.tolist(), "the state is that of another place"
+        self._states[slot] = np.concatenate((before, step.tokens[rows]))
+
+    def copy_state(self, src: int, dst: int) -> None:
+        self._states[dst] = self._states[src]
 
     def _logits(self, step: Step, seq: int, position: int) -> np.ndarray:
         history = self._slots[self._slots_of(step.block_table[seq], np.arange(position + 1))]

@@ -70,6 +70,8 @@ VISITS = st.builds(
     prefix_reuse=st.booleans(),
     window=st.sampled_from([0, 1, 2, 5, 12, 40]),
     n_spare_parts=st.integers(0, 4),
+    n_states=st.sampled_from([0, 0, 1, 2, 4, 9]),
+    state_every=st.sampled_from([6, 60]),
 )
 @settings(max_examples=200, deadline=None)
 def test_every_answer_is_the_one_it_would_be_alone(
@@ -79,6 +81,8 @@ def test_every_answer_is_the_one_it_would_be_alone(
     prefix_reuse: bool,
     window: int,
     n_spare_parts: int,
+    n_states: int,
+    state_every: int,
     **limits: int,
 ) -> None:
     def writes_only_own_blocks(step: Step) -> None:
@@ -98,7 +102,9 @@ def test_every_answer_is_the_one_it_would_be_alone(
             "n_blocks": n_blocks,
             "window": window,
             "n_window_blocks": min(n_blocks, least_parts + n_spare_parts),
+            "n_states": n_states,
         },
+        state_every=state_every,
         **limits,
     )
     executor.on_step = writes_only_own_blocks
@@ -122,6 +128,7 @@ def test_every_answer_is_the_one_it_would_be_alone(
     stats = engine.stats()
     has_parts = engine.scheduler.pool.parts is not None
     event(f"preempted {stats.preemptions > 0}, cached {stats.tokens_cached > 0}, parts {has_parts}")
+    event(f"states {n_states > 0}, cached {stats.tokens_cached > 0}")
     assert sum(stats.finished.values()) == len(visits)
     assert stats.finished["error"] == 0
     assert stats.tokens_decoded == sum(len(answer.ids) for answer in answers)
