@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -91,8 +92,10 @@ def write_conversion(
     name: str,
     threads: int | None = None,
     on_tensor: Callable[[OutTensor], None] | None = None,
+    check: Callable[[Path], None] | None = None,
 ) -> int:
-    """Writes the file and returns its bytes. `formats`: the format of every tensor by name.
+    """Writes the file and returns its bytes. `formats`: the format of every tensor by name;
+    `check` is that of `write_gguf`.
 
     Memory holds one tensor as it is written and a slice of it as float32. The same checkpoint
     gives the same bytes.
@@ -107,7 +110,7 @@ def write_conversion(
         )
         for w in conversion.weights
     ]
-    return write_gguf(path, fields, tensors, on_tensor=on_tensor)
+    return write_gguf(path, fields, tensors, on_tensor=on_tensor, check=check)
 
 
 def _packer(

@@ -26,3 +26,7 @@ class NoSpace(MartletError):
 
 class NotAFile(MartletError):
     """The place where a file was to be written is a folder, a device or a pipe."""
+
+
+class InUse(MartletError):
+    """Another process is writing the file."""

@@ -51,18 +51,20 @@ def write_gguf(
     tensors: Sequence[OutTensor],
     *,
     on_tensor: Callable[[OutTensor], None] | None = None,
+    check: Callable[[Path], None] | None = None,
 ) -> int:
     """Returns the bytes written; `on_tensor` is called after each tensor.
 
-    The file appears under its name when it is whole, and not at all on any failure. Raises
-    FileFormatError for names, shapes or data that no reader would accept, NoSpace for a full disk.
+    The file appears under its name when it is whole, and not at all on any failure; `check` may
+    read it before, and refuses it by raising. Raises FileFormatError for names, shapes or data
+    that no reader would accept, NoSpace for a full disk, InUse.
     """
     path = Path(path)
     alignment = _alignment(fields)
     head = _head(fields, tensors, alignment)
     n_bytes = file_bytes(fields, tensors)
     check_space(path.resolve().parent, n_bytes, "the model", "write it to another disk")
-    with whole_or_nothing(path) as out:
+    with whole_or_nothing(path, check) as out:
         out.write(head)
         for tensor in tensors:
             out.write(_checked_data(tensor).data)

@@ -9,6 +9,7 @@ import math
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -32,7 +33,7 @@ class OneLineErrors(TyperGroup):
             return super().make_context(*args, **options)
 
     def invoke(self, ctx: Any) -> Any:
-        with one_line_errors(debug=bool(ctx.params.get("debug"))):
+        with one_line_errors(debug=bool(ctx.params.get("debug"))), unwound_by_signals():
             return super().invoke(ctx)
 
 
@@ -120,14 +121,18 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-class _Signalled(BaseException):
-    """Not an Exception: nobody but who sent it to the stack may catch it."""
+class _Signalled(SystemExit):
+    """Nobody but who sent it up the stack may catch it; event loops let a SystemExit pass."""
 
 
 @contextlib.contextmanager
 def unwound_by_signals() -> Iterator[None]:
     """SIGTERM and a closed terminal leave the block as an error does, so that a file begun goes
-    away; then they end the process as they would have. What is ignored stays so."""
+    away and a progress bar gives the cursor back; then they end the process as they would have.
+    What is ignored stays so, and who has a way of his own with them keeps it."""
+    if threading.current_thread() is not threading.main_thread():  # gets no signals
+        yield
+        return
     signals = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     caught = [number for number in signals if signal.getsignal(number) is signal.SIG_DFL]
 

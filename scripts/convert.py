@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from martlet.scripts import options
-from martlet.scripts.console import byte_progress, note, print_json, unwound_by_signals
+from martlet.scripts.console import byte_progress, note, print_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from martlet.quant.convert import Conversion
     from martlet.quant.gguf_write import OutTensor
@@ -53,8 +53,15 @@ def convert(
     for text in conversion.notes:
         note(f"note: {text}")
     name = name or checkpoint.resolve().name
-    n_bytes = write_file(conversion, out, formats, preset.file_type, name, threads)
-    result = checked(conversion, out, preset.name) if check else None
+    results: list[LogitsCheck] = []
+
+    def compare(whole: Path) -> None:
+        results.append(checked(conversion, whole, preset.name))
+
+    n_bytes = write_file(
+        conversion, out, formats, preset.file_type, name, threads, compare if check else None
+    )
+    result = results[0] if check else None
     report(conversion, out, preset.name, formats, n_bytes, result, as_json=as_json)
 
 
@@ -74,13 +81,14 @@ def write_file(
     file_type: int,
     name: str,
     threads: int | None,
+    check: Callable[[Path], None] | None = None,
 ) -> int:
     from martlet.quant.convert import write_conversion
     from martlet.quant.formats import FORMATS
 
     total_bytes = sum(FORMATS[formats[w.name]].data_bytes(w.shape) for w in conversion.weights)
     done_bytes = 0
-    with unwound_by_signals(), byte_progress() as progress:
+    with byte_progress() as progress:
 
         def on_tensor(tensor: OutTensor) -> None:
             nonlocal done_bytes
@@ -95,20 +103,21 @@ def write_file(
             name=name,
             threads=threads,
             on_tensor=on_tensor,
+            check=check,
         )
 
 
-def checked(conversion: Conversion, out: Path, type_: str) -> LogitsCheck:
-    """A file that keeps every bit of the weights must compute the same; another one goes away."""
+def checked(conversion: Conversion, whole: Path, type_: str) -> LogitsCheck:
+    """A file that keeps every bit of the weights must compute the same; another one is refused."""
     from martlet.quant.errors import MartletError
     from martlet.scripts.convert_check import EXACT_ERROR, compare_logits
 
-    result = compare_logits(conversion, out)
+    result = compare_logits(conversion, whole)
     if type_ in ("F32", conversion.stored_type) and not result.is_exact:
-        out.unlink()
         raise MartletError(
-            f"{out}: logits differ from the checkpoint's by {result.max_error:.2g} of the largest, "
-            f"more than {EXACT_ERROR:g}; the file was removed: please report this checkpoint"
+            f"{conversion.checkpoint.folder}: logits of the new file differ from the checkpoint's "
+            f"by {result.max_error:.2g} of the largest, more than {EXACT_ERROR:g}; nothing was "
+            "written: please report this checkpoint"
         )
     return result
 

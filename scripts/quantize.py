@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from martlet.quant.errors import FileFormatError
 from martlet.scripts import options
-from martlet.scripts.console import byte_progress, note, print_json, unwound_by_signals
+from martlet.scripts.console import byte_progress, note, print_json
 
 if TYPE_CHECKING:
     from martlet.quant.gguf_field import Field
@@ -109,7 +109,7 @@ def quantize(
             reports = planned(file, plan)
         else:
             total_bytes = sum(report.n_bytes for report in planned(file, plan))
-            with unwound_by_signals(), byte_progress() as progress:
+            with byte_progress() as progress:
                 done_bytes = 0
 
                 def written(report: TensorReport) -> None:

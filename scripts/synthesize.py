@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from martlet.scripts.console import byte_progress, note, unwound_by_signals
+from martlet.scripts.console import byte_progress, note
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,7 +43,7 @@ def synthesize(
         n_layers=layers or found.n_layers,
         vocab_size=vocab_size or found.vocab_size,
     )
-    with unwound_by_signals(), byte_progress() as progress:
+    with byte_progress() as progress:
         n_bytes = write_model(out, found, find_preset(type_), seed=seed, progress=progress)
     note(f"{out}: {n_bytes / 1e6:,.0f} MB")
 

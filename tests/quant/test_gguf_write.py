@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 from martlet.quant import whole_file
-from martlet.quant.errors import FileFormatError, NoSpace, NotAFile
+from martlet.quant.errors import FileFormatError, InUse, NoSpace, NotAFile
 from martlet.quant.formats import FORMATS
 from martlet.quant.gguf_field import Field
 from martlet.quant.gguf_file import GGUFFile
@@ -137,6 +137,51 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path, make: Callable[[Path], 
         write_gguf(place, {}, TENSORS)
     assert place.stat() == before
     assert list(tmp_path.iterdir()) == [place]
+
+
+def test_what_a_check_refuses_never_has_its_name(tmp_path: Path) -> None:
+    path, seen = tmp_path / "m.gguf", []
+
+    def refuse(whole: Path) -> None:
+        with GGUFFile.open(whole) as file:
+            seen.extend(file.tensors)
+        raise FileFormatError("not like this")
+
+    path.write_bytes(b"old")
+    with pytest.raises(FileFormatError, match="not like this"):
+        write_gguf(path, FIELDS, TENSORS, check=refuse)
+    assert seen == ["a", "b", "c"]
+    assert path.read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["m.gguf"]
+
+
+def test_what_a_killed_process_left_is_replaced(tmp_path: Path) -> None:
+    path, alone = tmp_path / "m.gguf", tmp_path / "alone.gguf"
+    (tmp_path / ".m.gguf.part").write_bytes(bytes(1 << 20))
+    write_gguf(path, FIELDS, TENSORS)
+    write_gguf(alone, FIELDS, TENSORS)
+    assert path.read_bytes() == alone.read_bytes()
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["alone.gguf", "m.gguf"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="its open files exclude each other")
+def test_two_writers_of_one_name_do_not_meet(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    with whole_file.whole_or_nothing(path) as out:
+        out.write(b"first")
+        with pytest.raises(InUse, match=r"m\.gguf is being written by another process"):
+            write_gguf(path, FIELDS, TENSORS)
+    assert path.read_bytes() == b"first"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["m.gguf"]
+
+
+def test_a_link_in_place_of_the_part_is_not_followed(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(b"precious")
+    (tmp_path / ".m.gguf.part").symlink_to(other)
+    with pytest.raises(OSError, match=r"m\.gguf\.part"):
+        write_gguf(tmp_path / "m.gguf", FIELDS, TENSORS)
+    assert other.read_bytes() == b"precious"
 
 
 def test_a_link_stays_one(tmp_path: Path) -> None:

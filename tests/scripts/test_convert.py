@@ -313,15 +313,32 @@ def test_a_full_disk_is_told_before_writing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_computes_otherwise_goes_away(
+def test_a_file_that_computes_otherwise_never_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # K rows as if they had the heads of Q: B26's bug.
     monkeypatch.setattr(
         "martlet.quant.convert_tensors.halves_to_pairs", lambda rows, head_dim: rows
     )
-    conversion = read_conversion(RECORDED / "llama", FACTS)
-    out = convert(RECORDED / "llama", tmp_path / "out.gguf")
-    with pytest.raises(MartletError, match="the file was removed"):
-        command.checked(conversion, out, "F32")
-    assert not out.exists()
+    out = tmp_path / "out.gguf"
+    out.write_bytes(b"an older one")
+    with pytest.raises(MartletError, match="nothing was written"):
+        command.convert(RECORDED / "llama", out, "F32", check=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.gguf"]
+    assert out.read_bytes() == b"an older one"
+
+
+def test_the_check_reads_the_file_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, seen = tmp_path / "out.gguf", []
+
+    def look(conversion: Any, whole: Path, type_: str) -> Any:
+        seen.append((whole.name, whole.stat().st_size, out.exists()))
+        return checked(conversion, whole, type_)
+
+    checked = command.checked
+    monkeypatch.setattr(command, "checked", look)
+    command.convert(RECORDED / "llama", out, "F32", check=True)
+    assert seen == [(".out.gguf.part", out.stat().st_size, False)]
+    assert [path.name for path in tmp_path.iterdir()] == ["out.gguf"]

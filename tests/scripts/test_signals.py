@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ..quant.checkpoints import RECORDED
+
 WRITER = """
 import signal, sys
 from pathlib import Path
@@ -35,3 +37,46 @@ def test_a_signal_ends_the_process_and_leaves_no_part_of_a_file(
     assert list(tmp_path.iterdir()) == []
     assert write(tmp_path / "out", number, "ignored") == 0
     assert (tmp_path / "out").read_bytes() == b"half"
+
+
+# The signal comes when all is written and the file has not its name yet.
+COMMAND = """
+import os, sys
+from martlet.scripts.cli import main
+number, sync = int(sys.argv[1]), os.fsync
+def interrupted(handle):
+    os.kill(os.getpid(), number)
+    sync(handle)
+os.fsync = interrupted
+main(sys.argv[2:])
+"""
+
+
+def arguments(command: str, model: Path, text: Path, out: Path) -> list[str]:
+    given = {
+        "convert": [str(RECORDED / "llama"), str(out)],
+        "quantize": [str(model), str(out), "--type", "Q8_0"],
+        "synthesize": ["smollm2-135m", str(out), "--layers", "1", "--vocab-size", "300"],
+        "imatrix": [str(model), "-f", str(text), "-o", str(out), "-c", "16"],
+        "kld": [str(model), "-f", str(text), "--save-base", str(out), "-c", "16"],
+    }
+    return [command, *given[command]]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such signals")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("command", ["convert", "quantize", "synthesize", "imatrix", "kld"])
+def test_a_command_that_is_ended_leaves_no_part_of_a_file(
+    tiny_file: Path, tmp_path: Path, command: str, number: int
+) -> None:
+    text, out = tmp_path / "text", tmp_path / "new" / "out"
+    text.write_text("the quick brown fox jumps over the lazy dog " * 3)
+    given = arguments(command, tiny_file, text, out)
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, str(int(number)), *given],
+        timeout=120,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == (130 if number == signal.SIGINT else -number), done.stderr
+    assert list(out.parent.iterdir()) == []
