@@ -19,7 +19,7 @@ from .checkpoint import Checkpoint
 from .convert_config import Settings, read_settings
 from .convert_tensors import Weight, ignored_tensors, plan_weights
 from .convert_tokenizer import ReaderFacts, convert_tokenizer
-from .encode import BadWeights, encode
+from .encode import BadWeights, compiled_ahead, encode
 from .errors import FileFormatError
 from .formats import FORMATS
 from .gguf_field import Field
@@ -110,7 +110,8 @@ def write_conversion(
         )
         for w in conversion.weights
     ]
-    return write_gguf(path, fields, tensors, on_tensor=on_tensor, check=check)
+    with compiled_ahead(tensor.format.name for tensor in tensors):
+        return write_gguf(path, fields, tensors, on_tensor=on_tensor, check=check)
 
 
 def _packer(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .convert_rope import RopeKeys, positive, rope_keys
+from .dense_keys import dense_keys
 from .errors import FileFormatError, UnsupportedError
 
 _LOCAL = "sliding_attention"
@@ -140,16 +141,16 @@ class Settings:
     def metadata(self) -> dict[str, Any]:
         """The architecture's keys: int is uint32, float is float32."""
         keys: dict[str, Any] = {
-            "block_count": self.n_layers,
-            "context_length": self.context,
-            "embedding_length": self.dim,
-            "feed_forward_length": self.ffn_dim,
-            "attention.head_count": self.heads,
-            "attention.head_count_kv": self.kv_heads,
-            "attention.key_length": self.head_dim,
-            "attention.value_length": self.head_dim,
-            "attention.layer_norm_rms_epsilon": self.norm_eps,
-            "rope.dimension_count": self.head_dim,
+            **dense_keys(
+                n_layers=self.n_layers,
+                context=self.context,
+                dim=self.dim,
+                ffn_dim=self.ffn_dim,
+                heads=self.heads,
+                kv_heads=self.kv_heads,
+                head_dim=self.head_dim,
+                norm_eps=self.norm_eps,
+            ),
             **self.rope.metadata,
         }
         if any(self.is_local):

@@ -7,8 +7,10 @@ not depend on the number of threads.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -85,6 +87,27 @@ def for_pieces(
         return list(map(work, starts, stops))
     with ThreadPoolExecutor(n_threads) as pool:
         return list(pool.map(work, starts, stops))
+
+
+@contextlib.contextmanager
+def compiled_ahead(format_names: Iterable[str]) -> Iterator[None]:
+    """Inside, kernels of these formats get compiled one after the other in a thread of their own,
+    where they are not kept from another run: the first tensors are encoded meanwhile."""
+    names = dict.fromkeys(name for name in format_names if name in GRIDS)
+    is_over = threading.Event()
+
+    def compile_all() -> None:
+        for name in names:
+            if not is_over.is_set():
+                grid = GRIDS[name]
+                fit_blocks(np.zeros((1, grid.block), np.float32), grid)
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(compile_all)  # who encodes meets the same failure
+        try:
+            yield
+        finally:
+            is_over.set()
 
 
 def _encode_piece(piece: np.ndarray, format_name: str, weights: np.ndarray | None) -> np.ndarray:

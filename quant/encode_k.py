@@ -9,6 +9,9 @@ First every sub-block gets the step (and offset) it would like. Then, in rounds:
 takes the best integers near to those, its weights rounded anew for each; with all integers fixed
 the half floats are a linear least-squares problem again; these are rounded, and the next round
 starts from them. The best state seen is kept.
+
+Weights that were decoded from the very format get back their half floats: where all steps (and
+offsets) wished for are whole multiples of one number, that is tried, too.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from .encode_math import (
+    HALF,
     LARGEST,
     ZERO,
     F,
@@ -33,12 +37,65 @@ from .encode_math import (
 )
 
 _MOST_SUBS = 16
+_NEAR = F(1 / 16)  # so far from a whole number is a multiple that counts as none
 
 
 @helper
 def clipped(value: Any, low: int, high: int) -> int:
     whole = int(np.rint(value))
     return min(max(whole, low), high)
+
+
+@helper
+def misfit_of(v: Any) -> Any:
+    """The squared distance from v ≥ 0 to a whole number, up to that of one that counts as none."""
+    rest = v - F(np.int32(v + HALF))
+    return min(rest * rest, _NEAR * _NEAR)
+
+
+@helper
+def common_divisor(wished: Any, n: int, most: int) -> Any:
+    """What nearly all of float32 (n,) are whole multiples of, the largest of them at most the
+    `most`-th; the finest there is, and 0 where there is none."""
+    widest = ZERO
+    for j in range(n):
+        widest = max(widest, abs(wished[j]))
+    if widest == ZERO:
+        return ZERO
+    best, found = F(n) * _NEAR * _NEAR / F(4), ZERO
+    for t in range(most, 0, -1):
+        scale, misfit = F(t) / widest, ZERO
+        for j in range(n):
+            misfit += misfit_of(abs(wished[j]) * scale)
+        if misfit < best:
+            best, found = misfit, widest / F(t)
+    return found
+
+
+@helper
+def common_offset(offsets: Any, steps: Any, n: int, most: int) -> Any:
+    """As `common_divisor` for offsets; these are changed by a step where that brings them nearer.
+
+    A sub-block that does not use all levels may count its own from one further up or down.
+    """
+    best, found = F(n) * _NEAR * _NEAR, ZERO
+    for one in range(n):
+        for t in range(most if offsets[one] < ZERO else 0, 0, -1):
+            scale, misfit = -F(t) / offsets[one], ZERO
+            for j in range(n):
+                v, shift = -offsets[j] * scale, steps[j] * scale
+                least = min(misfit_of(max(v, ZERO)), misfit_of(v + shift))
+                misfit += min(least, misfit_of(v - shift)) if v > shift else least
+            if misfit < best:
+                best, found = misfit, -offsets[one] / F(t)
+    if found > ZERO:
+        for j in range(n):
+            v, shift = -offsets[j] / found, steps[j] / found
+            if misfit_of(v + shift) < misfit_of(max(v, ZERO)):
+                offsets[j] -= steps[j]
+            elif v > shift and misfit_of(v - shift) < misfit_of(v):
+                offsets[j] += steps[j]
+    return found
 
 
 @helper
@@ -60,8 +117,12 @@ def fit_scaled(
         best_error, best_d = LARGEST, ZERO
         for j in range(subs):
             s[b, j] = 0
-        for start in range(2):  # the widest step at the lower and at the upper end of s
-            now = half(widest / F(least_s if start == 0 else most_s))
+        divisor = common_divisor(wished, subs, -least_s)
+        if widest > (F(most_s) + HALF) * divisor:
+            divisor = -divisor  # the lower end of s reaches one further
+        # The widest step at the lower and at the upper end of s, and what they have in common.
+        for start in range(2 if divisor == ZERO else 3):
+            now = half(divisor if start == 2 else widest / F(least_s if start == 0 else most_s))
             for j in range(subs):
                 trial[j] = clipped(wished[j] * inverse(now), least_s, most_s)
             for _ in range(rounds):
@@ -129,44 +190,50 @@ def fit_scaled_offset(
         for j in range(subs):
             s[b, j] = 0
             o[b, j] = 0
-        now_d, now_m = half(widest / F(most)), half(deepest / F(most))
-        for j in range(subs):
-            trial_s[j] = clipped(steps[j] * inverse(now_d), 0, most)
-            trial_o[j] = clipped(-offsets[j] * inverse(now_m), 0, most)
-        for _ in range(rounds):
-            total = ZERO
-            dd, dm, mm, dx, mx = ZERO, ZERO, ZERO, ZERO, ZERO
+        divisor_d = common_divisor(steps, subs, most)
+        for start in range(1 if divisor_d == ZERO else 2):
+            now_d, now_m = half(widest / F(most)), half(deepest / F(most))
+            if start == 1:
+                now_d = half(divisor_d)
+                now_m = half(common_offset(offsets, steps, subs, most))
             for j in range(subs):
-                r = b * subs + j
-                xr, wr = x[r], w[r % w.shape[0]]
-                least, chosen_s, chosen_o = LARGEST, 0, 0
-                for t in range(max(trial_s[j] - reach, 0), min(trial_s[j] + reach, most) + 1):
-                    for u in range(
-                        max(trial_o[j] - reach_o, 0), min(trial_o[j] + reach_o, most) + 1
-                    ):
-                        error = error_at(xr, wr, n, now_d * F(t), -(now_m * F(u)), ZERO, top, False)
-                        if error < least:
-                            least, chosen_s, chosen_o = error, t, u
-                trial_s[j], trial_o[j] = chosen_s, chosen_o
-                total += least
-                fs, fo = F(chosen_s), F(chosen_o)
-                sq, sqq, sxq = sums_at(
-                    xr, wr, n, inverse(now_d * fs), -(now_m * fo), ZERO, top, False
-                )
-                dd += fs * fs * sqq
-                dm += fs * fo * sq
-                mm += fo * fo * sums_w[j]
-                dx += fs * sxq
-                mx += fo * sums_x[j]
-            if total < best_error:
-                best_error, best_d, best_m = total, now_d, now_m
+                trial_s[j] = clipped(steps[j] * inverse(now_d), 0, most)
+                trial_o[j] = clipped(-offsets[j] * inverse(now_m), 0, most)
+            for _ in range(rounds):
+                total = ZERO
+                dd, dm, mm, dx, mx = ZERO, ZERO, ZERO, ZERO, ZERO
                 for j in range(subs):
-                    s[b, j] = trial_s[j]
-                    o[b, j] = trial_o[j]
-            following_d, following_m = solve_halves(dd, dm, mm, dx, mx)
-            if following_d == now_d and following_m == now_m:
-                break
-            now_d, now_m = following_d, following_m
+                    r = b * subs + j
+                    xr, wr = x[r], w[r % w.shape[0]]
+                    least, chosen_s, chosen_o = LARGEST, 0, 0
+                    for t in range(max(trial_s[j] - reach, 0), min(trial_s[j] + reach, most) + 1):
+                        for u in range(
+                            max(trial_o[j] - reach_o, 0), min(trial_o[j] + reach_o, most) + 1
+                        ):
+                            step, offset = now_d * F(t), -(now_m * F(u))
+                            error = error_at(xr, wr, n, step, offset, ZERO, top, False)
+                            if error < least:
+                                least, chosen_s, chosen_o = error, t, u
+                    trial_s[j], trial_o[j] = chosen_s, chosen_o
+                    total += least
+                    fs, fo = F(chosen_s), F(chosen_o)
+                    sq, sqq, sxq = sums_at(
+                        xr, wr, n, inverse(now_d * fs), -(now_m * fo), ZERO, top, False
+                    )
+                    dd += fs * fs * sqq
+                    dm += fs * fo * sq
+                    mm += fo * fo * sums_w[j]
+                    dx += fs * sxq
+                    mx += fo * sums_x[j]
+                if total < best_error:
+                    best_error, best_d, best_m = total, now_d, now_m
+                    for j in range(subs):
+                        s[b, j] = trial_s[j]
+                        o[b, j] = trial_o[j]
+                following_d, following_m = solve_halves(dd, dm, mm, dx, mx)
+                if following_d == now_d and following_m == now_m:
+                    break
+                now_d, now_m = following_d, following_m
         d[b] = best_d
         m[b] = best_m
         for j in range(subs):

@@ -19,12 +19,16 @@ import numpy as np
 from numba import njit
 
 from .blocks_iq import IQ4_VALUES
+from .kernel_cache import cached_kernel
 
 # Sums may be reordered, which is what makes them vectors, and products may be fused; nothing
 # is assumed of NaN, infinities or signed zeros. A process always sums in the same order.
 FAST = {"reassoc", "contract", "nsz"}
-helper = njit(nogil=True, forceinline=True, fastmath=FAST)
-kernel = njit(nogil=True, cache=True, fastmath=FAST)
+# Only kernels call helpers: none needs an entry for Python or C, which take as long to compile.
+helper = njit(  # type: ignore[call-overload]
+    nogil=True, forceinline=True, fastmath=FAST, no_cpython_wrapper=True, no_cfunc_wrapper=True
+)
+kernel = cached_kernel(nogil=True, fastmath=FAST)
 
 F = np.float32
 ZERO, HALF, ONE = F(0), F(0.5), F(1)
@@ -134,10 +138,12 @@ def fit_step(
     largest = largest_magnitude(x, n)
     if largest < TINY:
         return ZERO
+    # Levels that are the same on both sides of 0 round alike under both signs.
+    signs = 1 if low + top == ZERO and not is_table else 2
     best, step = ZERO, ZERO
     for k in range(tries):
         scale = (first + F(k) * stride) / largest
-        for sign in range(2):
+        for sign in range(signs):
             inv = scale if sign == 0 else -scale
             _, sqq, sxq = sums_at(x, w, n, inv, ZERO, low, top, is_table)
             if sxq * sxq > best * sqq:

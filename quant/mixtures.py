@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -185,18 +185,36 @@ def mixture(
     has_imatrix: bool = False,
     overrides: Overrides | None = None,
 ) -> dict[str, str]:
-    """The format of every tensor that is quantized; the others are not named.
+    """The format of every tensor that is quantized; arguments and order as of `choices`."""
+    chosen = choices(preset, metadata, shapes, has_imatrix=has_imatrix, overrides=overrides)
+    return {name: choice.format for name, choice in chosen.items()}
+
+
+class Choice(NamedTuple):
+    format: str
+    wanted: str  # by the rules; another one than `format` where rows do not fill its blocks
+
+
+def choices(
+    preset: Preset,
+    metadata: Mapping[str, Any],
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    has_imatrix: bool = False,
+    overrides: Overrides | None = None,
+) -> dict[str, Choice]:
+    """Of every tensor that is quantized; the others are not named.
 
     shapes are in NumPy order, metadata is that of the model's file. The order of both does not
     matter: tensors are visited by layer, then by name, as llama.cpp does.
     """
     overrides = overrides or Overrides()
     chooser = _Chooser(preset, metadata, list(shapes), has_imatrix, overrides)
-    formats = {}
+    chosen = {}
     for name in sorted(shapes, key=_by_layer):
         if is_quantized(name, shapes[name]):
-            formats[name] = chooser.choose(name, shapes[name][-1])
-    return formats
+            chosen[name] = chooser.choose(name, shapes[name][-1])
+    return chosen
 
 
 def _by_layer(name: str) -> tuple[int, bytes]:
@@ -231,28 +249,29 @@ class _Chooser:
         self.n_attn_v = sum(_role(name) == "attn_v" for name in names)
         self.seen = {"attn_v": 0, "ffn_down": 0}
 
-    def choose(self, name: str, cols: int) -> str:
-        if self.overrides.embedding and name in _EMBEDDINGS:
-            return self.overrides.embedding
-        if self.overrides.output and name == "output.weight":
-            return self.overrides.output
+    def choose(self, name: str, cols: int) -> Choice:
+        for tensors, override in (
+            (_EMBEDDINGS, self.overrides.embedding),
+            (("output.weight",), self.overrides.output),
+        ):
+            if override and name in tensors:  # refused later where it does not fit
+                return Choice(override, override)
+        wanted = self.wanted(name)
+        return Choice(fitting(wanted, cols), wanted)
+
+    def wanted(self, name: str) -> str:
         body = self.preset.body
         if FORMATS[body].block == 1:
             return body
         for pattern, format_name in self.overrides.patterns:
             if re.search(pattern, name):
-                return fitting(format_name, cols)
-        if self.overrides.is_pure:
-            return fitting(body, cols)
-        return fitting(self.preferred(name, cols), cols)
+                return format_name
+        return body if self.overrides.is_pure else self.preferred(name)
 
-    def preferred(self, name: str, cols: int) -> str:
+    def preferred(self, name: str) -> str:
         body = self.preset.body
         if name == "output.weight" or (self.is_tied and name in _EMBEDDINGS):
-            if self.overrides.output:
-                return self.overrides.output
-            is_plain = cols % FORMATS[body].block != 0 or body == "Q8_0"
-            return "Q8_0" if is_plain else "Q6_K"
+            return self.overrides.output or ("Q8_0" if body == "Q8_0" else "Q6_K")
         role = _role(name)
         if role == "attn_v":
             return self.attn_v()

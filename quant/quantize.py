@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from .encode import BadWeights, check_weights, encode, for_pieces
+from .encode import BadWeights, check_weights, compiled_ahead, encode, for_pieces
 from .errors import FileFormatError
 from .formats import FORMATS, Format, dequantize
 from .gguf_field import Field
 from .gguf_file import GGUFFile, GGUFTensor
 from .gguf_part import read_stored_fields
 from .gguf_write import OutTensor, file_bytes, write_gguf
+from .mixtures import Choice
 
 QUANTIZATION_VERSION = 2  # of the block formats, as ggml counts
 _SPLIT_PREFIX = "split."
@@ -37,7 +38,8 @@ class Plan:
 
     Tensors without an entry in `formats` are copied, as are those that have the format already.
     Importance is float32 (cols,), or (matrices, cols) for a stack of matrices. A tensor with an
-    entry in `encoders` is encoded by that in one call, which must yield its format.
+    entry in `encoders` is encoded by that in one call, which must yield its format. `wanted` is
+    told in the report: the formats that were to be, of tensors whose rows do not fill them.
     """
 
     formats: Mapping[str, str]
@@ -45,6 +47,13 @@ class Plan:
     importance: Mapping[str, np.ndarray] = field(default_factory=dict)
     fields: Mapping[str, Field] = field(default_factory=dict)  # further metadata
     encoders: Mapping[str, Encoder] = field(default_factory=dict)
+    wanted: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, chosen: Mapping[str, Choice], file_type: int, **more: Any) -> Plan:
+        formats = {name: choice.format for name, choice in chosen.items()}
+        wanted = {name: c.wanted for name, c in chosen.items() if c.wanted != c.format}
+        return cls(formats, file_type, wanted=wanted, **more)
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,16 @@ class TensorReport:
     format: str
     n_bytes: int
     relative_rmse: float  # √(Σ error² / Σ weight²); 0 for a copy
+    wanted: str | None = None  # the format whose blocks these rows do not fill, if there is one
+
+    @classmethod
+    def of(cls, tensor: GGUFTensor, plan: Plan, relative_rmse: float) -> TensorReport:
+        fmt = target_format(tensor, plan)
+        n_bytes = fmt.data_bytes(tensor.shape)
+        return cls(
+            tensor.name, tensor.shape, tensor.format.name, fmt.name, n_bytes, relative_rmse,
+            plan.wanted.get(tensor.name),
+        )  # fmt: skip
 
     @property
     def n_weights(self) -> int:
@@ -88,10 +107,7 @@ def quantize_file(
 
     def data_of(tensor: GGUFTensor) -> np.ndarray:
         data, rmse = _encoded(tensor, plan, threads)
-        fmt = target_format(tensor, plan)
-        reports[tensor.name] = TensorReport(
-            tensor.name, tensor.shape, tensor.format.name, fmt.name, data.nbytes, rmse
-        )
+        reports[tensor.name] = TensorReport.of(tensor, plan, rmse)
         return data
 
     def written(tensor: OutTensor) -> None:
@@ -99,7 +115,9 @@ def quantize_file(
         if on_tensor is not None:
             on_tensor(reports[tensor.name])
 
-    write_gguf(out, _fields(source, plan), _tensors(source, plan, data_of), on_tensor=written)
+    encoded = [t for t in source.tensors.values() if target_format(t, plan) is not t.format]
+    with compiled_ahead(target_format(t, plan).name for t in encoded):
+        write_gguf(out, _fields(source, plan), _tensors(source, plan, data_of), on_tensor=written)
     return list(reports.values())
 
 

@@ -14,10 +14,11 @@ from functools import partial
 
 import numpy as np
 from martlet.quant.allocate import BudgetTooSmall, Choice, allocate
+from martlet.quant.errors import FileFormatError
 from martlet.quant.gguf_field import Field
 from martlet.quant.gguf_file import GGUFFile
 from martlet.quant.gptq import Feedback
-from martlet.quant.mixtures import PRESETS, find_preset, mixture
+from martlet.quant.mixtures import PRESETS, choices, find_preset, mixture
 from martlet.quant.quantize import Plan, quantized_bytes
 from martlet.runtime.config import ModelConfig
 from martlet.runtime.tokenizer import Tokenizer
@@ -120,8 +121,8 @@ def calibrated_plan(
     fields = {_RECIPE: Field.string(json.dumps(recipe))}
     if budget is None:
         known = find_preset(preset or "")
-        formats = mixture(known, file.metadata, _shapes(file), has_imatrix=True)
-        plan = Plan(formats, known.file_type, fields=fields)
+        chosen = choices(known, file.metadata, _shapes(file), has_imatrix=True)
+        plan = Plan.of(chosen, known.file_type, fields=fields)
     else:
         trial = Trial(config, weights, texts.trial)
         on_matrix = counter("sensitivities", len(matrices))
@@ -160,10 +161,12 @@ def allocated(
 
 
 def nearest_file_type(file: GGUFFile, formats: Mapping[str, str]) -> int:
-    """general.file_type of the preset whose body is what most weights have."""
+    """general.file_type of the preset whose body is what most weights of the new file have."""
     counts: Counter[str] = Counter()
-    for name, format_name in formats.items():
-        counts[format_name] += file.tensors[name].n_weights
+    for name, tensor in file.tensors.items():
+        counts[formats.get(name, tensor.format.name)] += tensor.n_weights
+    if not counts:
+        raise FileFormatError(f"{file.path}: holds no tensors, so there is nothing to quantize")
     of_body = {preset.body: preset.file_type for preset in PRESETS.values()}
     return of_body[counts.most_common(1)[0][0]]
 

@@ -1,17 +1,18 @@
 """`martlet quantize`: a GGUF file in other formats, with an account of what was lost.
-Owns the options and the report; formats are chosen in quant.mixtures, written in quant.quantize."""
+Owns the options; formats are chosen in quant.mixtures, written in quant.quantize, the report is
+quantize_report.py's."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from martlet.quant.errors import FileFormatError
 from martlet.scripts import options
-from martlet.scripts.console import byte_progress, note, print_json
+from martlet.scripts.console import byte_progress, note
 
 if TYPE_CHECKING:
     from martlet.quant.gguf_field import Field
@@ -83,6 +84,7 @@ def quantize(
     from martlet.quant.mixtures import Overrides, find_preset
     from martlet.quant.quantize import check_plan, quantize_file
     from martlet.scripts.calibrated_plan import Text
+    from martlet.scripts.quantize_report import show
     from martlet.scripts.scored_text import read_text
 
     check_options(type_, calibrate, size, bpw)
@@ -183,14 +185,14 @@ def make_plan(
     imatrix: Imatrix | None,
     imatrix_path: Path | None,
 ) -> Plan:
-    from martlet.quant.mixtures import mixture
+    from martlet.quant.mixtures import choices
     from martlet.quant.quantize import Plan
 
     shapes = {tensor.name: tensor.shape for tensor in file.tensors.values()}
     has_imatrix = imatrix is not None
-    formats = mixture(preset, file.metadata, shapes, has_imatrix=has_imatrix, overrides=overrides)
+    chosen = choices(preset, file.metadata, shapes, has_imatrix=has_imatrix, overrides=overrides)
     if imatrix is None or imatrix_path is None:
-        return Plan(formats, preset.file_type)
+        return Plan.of(chosen, preset.file_type)
     importance = {k: v for k, v in imatrix.importance.items() if k in shapes}
     if not importance:
         example = next(iter(imatrix.importance))
@@ -198,7 +200,8 @@ def make_plan(
             f"{imatrix_path}: names no tensor of {file.path} (it has {example!r}); it was made for"
             " another model"
         )
-    return Plan(formats, preset.file_type, importance, imatrix_fields(imatrix, imatrix_path))
+    fields = imatrix_fields(imatrix, imatrix_path)
+    return Plan.of(chosen, preset.file_type, importance=importance, fields=fields)
 
 
 def imatrix_fields(imatrix: Imatrix, path: Path) -> dict[str, Field]:
@@ -216,14 +219,9 @@ def imatrix_fields(imatrix: Imatrix, path: Path) -> dict[str, Field]:
 
 def planned(file: GGUFFile, plan: Plan) -> list[TensorReport]:
     """The report before anything was encoded: sizes are exact, errors are unknown (0)."""
-    from martlet.quant.quantize import TensorReport, target_format
+    from martlet.quant.quantize import TensorReport
 
-    reports = []
-    for t in file.tensors.values():
-        fmt = target_format(t, plan)
-        n_bytes = fmt.data_bytes(t.shape)
-        reports.append(TensorReport(t.name, t.shape, t.format.name, fmt.name, n_bytes, 0.0))
-    return reports
+    return [TensorReport.of(tensor, plan, 0.0) for tensor in file.tensors.values()]
 
 
 def warn_of_requantizing(file: GGUFFile, plan: Plan) -> None:
@@ -234,46 +232,6 @@ def warn_of_requantizing(file: GGUFFile, plan: Plan) -> None:
             f"WARNING: {len(again)} tensors of {file.path} are quantized already ({formats}): the"
             " losses add up. Quantize the original (F32, F16, BF16) where you can get it."
         )
-
-
-def show(reports: list[TensorReport], out: Path | None, how: str, as_json: bool) -> None:
-    total_bytes = sum(report.n_bytes for report in reports)
-    n_weights = sum(report.n_weights for report in reports)
-    summary: dict[str, Any] = {
-        "type": how,
-        "tensor_bytes": total_bytes,
-        "bits_per_weight": round(8 * total_bytes / n_weights, 3),
-        "file": str(out) if out else None,
-        "file_bytes": out.stat().st_size if out else None,
-    }
-    if as_json:
-        tensors = [
-            {
-                "name": r.name,
-                "shape": list(r.shape),
-                "from": r.source,
-                "to": r.format,
-                "bytes": r.n_bytes,
-                "bits_per_weight": round(8 * r.n_bytes / r.n_weights, 3),
-                "relative_rmse": r.relative_rmse if out else None,
-            }
-            for r in reports
-        ]
-        print_json({**summary, "tensors": tensors})
-        return
-    width = max(len(report.name) for report in reports)
-    print(f"{'tensor':{width}}  {'from':>6}  {'to':>6}  {'bytes':>13}  {'bits/w':>6}  rel. RMSE")
-    for r in reports:
-        bits = 8 * r.n_bytes / r.n_weights
-        lost = f"  {r.relative_rmse:.5f}" if r.source != r.format and out else ""
-        print(
-            f"{r.name:{width}}  {r.source:>6}  {r.format:>6}  {r.n_bytes:>13,}  {bits:>6.3f}{lost}"
-        )
-    size = f"{out}: {summary['file_bytes']:,} bytes, " if out else ""
-    print(
-        f"{size}{total_bytes:,} bytes of tensors, {summary['bits_per_weight']:.3f} bits per weight"
-        f" ({how})"
-    )
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from martlet.quant.dense_keys import dense_keys
 from martlet.quant.errors import MartletError
 
 
@@ -31,16 +32,16 @@ class Shape:
 
     def metadata(self) -> dict[str, Any]:
         values: dict[str, Any] = {
-            "block_count": self.n_layers,
-            "context_length": self.context,
-            "embedding_length": self.dim,
-            "feed_forward_length": self.ffn_dim,
-            "attention.head_count": self.heads,
-            "attention.head_count_kv": self.kv_heads,
-            "attention.key_length": self.head_dim,
-            "attention.value_length": self.head_dim,
-            "attention.layer_norm_rms_epsilon": self.norm_eps,
-            "rope.dimension_count": self.head_dim,
+            **dense_keys(
+                n_layers=self.n_layers,
+                context=self.context,
+                dim=self.dim,
+                ffn_dim=self.ffn_dim,
+                heads=self.heads,
+                kv_heads=self.kv_heads,
+                head_dim=self.head_dim,
+                norm_eps=self.norm_eps,
+            ),
             "rope.freq_base": self.rope_base,
             "vocab_size": self.vocab_size,
         }

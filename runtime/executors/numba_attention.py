@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from martlet.quant.kernel_cache import cached_kernel
 from numba import njit, prange
 
 from .numba_math import Q8Views, exp, helper, quantize_planes, store_upto
@@ -162,7 +163,7 @@ def _attend(
             store_upto(to, i, value_dim, mul(acc, inverse))
 
 
-@njit(parallel=True, nogil=True, cache=True)
+@cached_kernel(parallel=True, nogil=True)
 def attention(
     x: np.ndarray,
     shape: HeadShape,

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from martlet.quant.kernel_cache import cached_kernel
 from numba import njit, prange
 
 from .numba_dot4 import dot4
@@ -206,7 +207,7 @@ def _quantized_tile(
         x, f, out_at = advance(x, row_words), advance(f, row_words), advance(out_at, out_width)
 
 
-@njit(parallel=True, nogil=True, cache=True)
+@cached_kernel(parallel=True, nogil=True)
 def linear_quantized(
     w: QuantizedMatrix,
     bias: np.ndarray,
@@ -266,7 +267,7 @@ def _float_tile(
         x0, out_at = advance(x0, n_cols), advance(out_at, out_width)
 
 
-@njit(parallel=True, nogil=True, cache=True)
+@cached_kernel(parallel=True, nogil=True)
 def linear_float(
     w: FloatMatrix,
     bias: np.ndarray,

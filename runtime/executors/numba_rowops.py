@@ -11,6 +11,7 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
+from martlet.quant.kernel_cache import cached_kernel
 from numba import njit, prange
 
 from .numba_math import (
@@ -39,7 +40,7 @@ from .numba_vectors import (
 from .numba_weights import BLOCK, LANES, FloatMatrix, QuantizedMatrix
 
 _FEW_ROWS = 4  # up to so many, waking other threads costs more than it saves
-_kernel = njit(parallel=True, nogil=True, cache=True)
+_kernel = cached_kernel(parallel=True, nogil=True)
 _GELU_TANH, _SIGMOID, _IDENTITY = 1, 2, 3
 
 

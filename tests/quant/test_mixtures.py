@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 from martlet.quant.errors import FileFormatError, UnsupportedError
-from martlet.quant.mixtures import PRESETS, Overrides, find_preset, fitting, is_quantized, mixture
+from martlet.quant.mixtures import (
+    PRESETS,
+    Overrides,
+    choices,
+    find_preset,
+    fitting,
+    is_quantized,
+    mixture,
+)
 from martlet.scripts.record_quantizer import CASES, case_metadata, case_shapes
 
 RECORDED = json.loads((Path(__file__).parents[1] / "data" / "quantizer" / "types.json").read_text())
@@ -73,6 +81,16 @@ def test_names_that_people_write() -> None:
 )
 def test_rows_that_do_not_fill_blocks(format_name: str, cols: int, expected: str) -> None:
     assert fitting(format_name, cols) == expected
+
+
+def test_choices_say_what_the_fallback_replaced() -> None:
+    case = case_metadata("smollm2-135m"), case_shapes("smollm2-135m")
+    chosen = choices(find_preset("Q4_K_M"), *case)
+    assert chosen["blk.0.attn_q.weight"] == ("Q5_0", "Q4_K")
+    assert chosen["token_embd.weight"] == ("Q8_0", "Q6_K")
+    assert chosen["blk.3.ffn_down.weight"] == ("Q4_K", "Q4_K")
+    given = choices(find_preset("Q4_K_M"), *case, overrides=Overrides(embedding="Q4_1"))
+    assert given["token_embd.weight"] == ("Q4_1", "Q4_1")
 
 
 def test_a_matrix_of_one_row_has_one_dimension_in_a_file() -> None:

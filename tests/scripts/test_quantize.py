@@ -15,13 +15,14 @@ from ..quant.imatrix_bytes import write_imatrix
 from ..runtime.tiny import Chunk, make_step
 from .conftest import Martlet
 
+F16 = PRESETS["F16"]
 SMALL = Shape("small", "llama", 256, 512, 2, 4, 2, 64, 300, 64, 1e4, 1e-5)
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("quantize") / "f16.gguf"
-    write_model(path, SMALL, PRESETS["F16"])
+    write_model(path, SMALL, F16)
     return path
 
 
@@ -70,6 +71,34 @@ def test_options_and_a_dry_run(martlet: Martlet, source: Path, tmp_path: Path) -
     text = martlet("quantize", str(source), str(out), *given).stdout
     assert "blk.1.attn_v.weight" in text
     assert "bits per weight (Q4_K_M)" in text
+
+
+def test_what_a_fallback_replaced_is_told(martlet: Martlet, tmp_path: Path) -> None:
+    """Rows of 96 fill blocks of 32, rows of 256 those of 256."""
+    source, out = tmp_path / "f16.gguf", tmp_path / "q.gguf"
+    write_model(source, Shape("odd", "llama", 96, 256, 2, 3, 3, 32, 300, 64, 1e4, 1e-5), F16)
+    arguments = ("quantize", str(source), str(out), "--type", "Q4_K_S")
+    report = json.loads(martlet(*arguments, "--json").stdout)
+    rows = {row["name"]: (row["wanted"], row["to"]) for row in report["tensors"]}
+    assert rows["blk.1.attn_q.weight"] == ("Q4_K", "Q5_0")
+    assert rows["blk.1.ffn_down.weight"] == ("Q4_K", "Q4_K")
+    assert rows["token_embd.weight"] == ("Q6_K", "Q8_0")
+    told = {(sum_["wanted"], sum_["to"]): sum_ for sum_ in report["fallbacks"]}
+    assert {formats: sum_["n_tensors"] for formats, sum_ in told.items()} == {
+        formats: list(rows.values()).count(formats) for formats in told
+    }
+    embedding = told["Q6_K", "Q8_0"]
+    assert embedding["bytes"] == 300 * 96 // 32 * 34
+    assert embedding["wanted_bytes"] == 300 * 96 * 210 // 256
+    text = martlet(*arguments, "--dry-run").stdout
+    line = next(line for line in text.splitlines() if line.startswith("blk.1.attn_q.weight"))
+    assert line.endswith("instead of Q4_K")
+    assert "1 tensors are Q8_0 instead of Q6_K, as their rows are no multiple of 256: +" in text
+
+
+def test_a_file_whose_rows_fit_speaks_of_no_fallback(martlet: Martlet, source: Path) -> None:
+    done = martlet("quantize", str(source), "none.gguf", "--type", "Q4_K_M", "--dry-run")
+    assert "instead" not in done.stdout
 
 
 def test_importance_from_a_file(martlet: Martlet, source: Path, tmp_path: Path) -> None:

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from martlet.quant.errors import FileFormatError
 from martlet.quant.gguf_file import GGUFFile
+from martlet.quant.gguf_write import write_gguf
 from martlet.quant.imatrix import read_imatrix
 from martlet.quant.quantize import Plan, quantized_bytes
 from martlet.runtime.model import load_model
-from martlet.scripts.calibrated_plan import Budget
+from martlet.scripts.calibrated_plan import Budget, nearest_file_type
 
 from ..runtime.tiny import tiny_model
 from .conftest import Martlet
@@ -122,3 +124,16 @@ def test_an_imatrix_of_the_text(martlet: Martlet, source: Path, text: Path, tmp_
     given = ["--type", "Q4_0", "--imatrix", str(out)]
     done = martlet("quantize", str(source), str(quantized), *given)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_nearest_file_type_is_that_of_most_weights(source: Path, tmp_path: Path) -> None:
+    with GGUFFile.open(source) as file:
+        matrices = [name for name, tensor in file.tensors.items() if len(tensor.shape) > 1]
+        assert nearest_file_type(file, dict.fromkeys(matrices, "Q4_0")) == 2
+        assert nearest_file_type(file, {}) == 0, "no matrix is in the plan: as it is, F32"
+    write_gguf(tmp_path / "none.gguf", {}, [])
+    with (
+        GGUFFile.open(tmp_path / "none.gguf") as file,
+        pytest.raises(FileFormatError, match="holds no tensors"),
+    ):
+        nearest_file_type(file, {})

@@ -1,0 +1,35 @@
+"""The metadata keys of a dense decoder's sizes, as the `gguf` package names them.
+
+Owns: key names without the architecture's prefix. Must not know: where sizes come from, rope's
+scaling, tokenizers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def dense_keys(
+    *,
+    n_layers: int,
+    context: int,
+    dim: int,
+    ffn_dim: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    norm_eps: float,
+) -> dict[str, Any]:
+    """Without `ARCH.` in front: int is uint32, float is float32."""
+    return {
+        "block_count": n_layers,
+        "context_length": context,
+        "embedding_length": dim,
+        "feed_forward_length": ffn_dim,
+        "attention.head_count": heads,
+        "attention.head_count_kv": kv_heads,
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "attention.layer_norm_rms_epsilon": norm_eps,
+        "rope.dimension_count": head_dim,
+    }
