@@ -7,14 +7,12 @@ client left. Must not know: HTTP shapes, text, metrics beyond the one observer i
 from __future__ import annotations
 
 import asyncio
-import queue
 import threading
 import time
-import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 from ..runtime.constraint import Constraint
 from ..runtime.events import Event, FinishEvent
@@ -87,9 +85,6 @@ class Patience:
     """Without any movement in the engine's own counters it is taken for dead."""
 
 
-Trip: TypeAlias = "tuple[Courier, asyncio.AbstractEventLoop]"
-
-
 class EngineStalled(Exception):
     """The engine shows no movement at all."""
 
@@ -105,16 +100,14 @@ class SlowReader(Exception):
 class Courier:
     """Takes events to event loops, all that are ready at once in one trip.
 
-    Waking a loop costs a system call, during which the engine thread would lose the interpreter to
-    that loop, and the next step would wait. So a thread does it that only gets the interpreter when
-    the engine thread gives it up by itself: for the executor's run, or to sleep.
+    Waking a loop costs a system call and a switch of threads. The loops that servers run on
+    (uvloop) are woken without giving up the interpreter, so the engine thread goes on to its next
+    step, and the loop has its turn while the executor runs.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._bags: dict[asyncio.AbstractEventLoop, list[tuple[Job, Arrival]]] = {}
-        self._trips: queue.SimpleQueue[Trip | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
 
     def send(self, job: Job, arrival: Arrival) -> None:
         """From any thread."""
@@ -123,22 +116,10 @@ class Courier:
             bag.append((job, arrival))
             if len(bag) > 1:
                 return
-            if self._thread is None:
-                self._start()
-        self._trips.put((self, job.loop))
-
-    def _start(self) -> None:
-        self._thread = threading.Thread(
-            target=_make_trips, args=(self._trips,), name="martlet-courier", daemon=True
-        )
-        self._thread.start()
-        weakref.finalize(self, self._trips.put, None)
-
-    def wake(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
-            loop.call_soon_threadsafe(self._hand_over, loop)
+            job.loop.call_soon_threadsafe(self._hand_over, job.loop)
         except RuntimeError:  # a loop that closed meanwhile has nobody left to tell
-            self._take(loop)
+            self._take(job.loop)
 
     def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
         for job, arrival in self._take(loop):
@@ -147,14 +128,6 @@ class Courier:
     def _take(self, loop: asyncio.AbstractEventLoop) -> list[tuple[Job, Arrival]]:
         with self._lock:
             return self._bags.pop(loop, [])
-
-
-def _make_trips(trips: queue.SimpleQueue[Trip | None]) -> None:
-    """Keeps no courier alive: its end is what ends this."""
-    while trip := trips.get():
-        courier, loop = trip
-        courier.wake(loop)
-        del trip, courier, loop
 
 
 class Job:
@@ -169,7 +142,7 @@ class Job:
         max_unread: int = 4096,
         arrived_ns: int | None = None,
     ) -> None:
-        """arrived_ns: of time.monotonic_ns, when the HTTP request was here; None for now."""
+        """arrived_ns: of time.monotonic_ns, when the HTTP request came; None for now."""
         self.job_id = job_id
         self._max_unread = max_unread
         self._arrived_ns = time.monotonic_ns() if arrived_ns is None else arrived_ns

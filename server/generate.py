@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -24,6 +23,7 @@ from .asking import MAX_SEED, Addressed, Asked, read
 from .bridge import Ask, Job, Terms
 from .connection import ClientGone, EventStream, unless_gone
 from .errors import refused
+from .ids import new_id
 from .keep_alive import STAYS
 from .reasoning import Splitter
 from .reply import NewWriter, Reply, Writer
@@ -121,23 +121,24 @@ async def generate(service: Service, route: Route, request: Request) -> Response
         body = await request.body()
     except ClientDisconnect:
         return Response(status_code=CLIENT_GONE)
-    arrived_ns = time.monotonic_ns()
     tenant = getattr(request.state, "tenant", b"")
     prepared = await asyncio.to_thread(prepare, service, route, body, tenant)
     is_stream = prepared.request.is_stream
-    reply = make_reply(service, prepared, route.id_prefix + uuid.uuid4().hex)
+    reply = make_reply(service, prepared, route.id_prefix + new_id())
     request.state.choices = reply.choices  # for the access log
     writer = route.writer(reply)
     watch = service.metrics.watch(is_stream)
     unread = service.options.max_unread
-    job = Job(service.engine, reply.id, watch, service.courier, unread, arrived_ns)
+    job = Job(service.engine, reply.id, watch, service.courier, unread, request.state.arrived_ns)
     headers = ignored_header(prepared.ignored)
     patience = service.options.patience
     try:
         submit(job, prepared.asks)
         if is_stream:
-            return await unless_gone(request, open_stream(service, job, writer, reply, headers))
-        answer = await unless_gone(request, collect(job, writer, reply.choices, patience))
+            return await unless_gone(
+                request.receive, open_stream(service, job, writer, reply, headers)
+            )
+        answer = await unless_gone(request.receive, collect(job, writer, reply.choices, patience))
     except ClientGone:
         job.cancel()
         return Response(status_code=CLIENT_GONE)

@@ -1,8 +1,8 @@
 """The door in front of all routes: who may come in, with what, and how much of it.
 
-Owns: checks of Host, Origin, key, content type and size; the request id, the tenant; that nobody
-comes in by WebSocket. Must not know: routes, models, the engine. CORS headers themselves are
-starlette's, in front of this.
+Owns: checks of Host, Origin, key, content type and size; the request id, the tenant, the stamp of a
+request's arrival; that nobody comes in by WebSocket. Must not know: routes, models, the engine.
+CORS headers themselves are starlette's, in front of this.
 
 A web page can reach a local server by DNS rebinding (its own name for our address: the Host check)
 and by "simple" cross-site posts (no JSON type: 415; a foreign Origin: 403).
@@ -15,13 +15,14 @@ import hashlib
 import ipaddress
 import re
 import secrets
-import uuid
+import time
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ApiError
+from .ids import new_id
 from .options import ADDRESSES, ANY, ServerOptions
 from .page import is_page
 
@@ -43,9 +44,10 @@ class Guard:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
+        arrived_ns = time.monotonic_ns()
         headers = Headers(scope=scope)
         request_id = _request_id(headers)
-        scope.setdefault("state", {})["request_id"] = request_id
+        scope.setdefault("state", {}).update(request_id=request_id, arrived_ns=arrived_ns)
 
         async def send_named(message: Message) -> None:
             if message["type"].endswith("http.response.start"):
@@ -151,7 +153,7 @@ def _is_open(scope: Scope) -> bool:
 
 def _request_id(headers: Headers) -> str:
     given = headers.get("x-request-id", "")
-    return given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    return given if REQUEST_ID.fullmatch(given) else new_id()
 
 
 def _check_host(headers: Headers, options: ServerOptions) -> None:

@@ -10,6 +10,7 @@ count in martlet_requests_total. A request without a second token has no time pe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -22,6 +23,8 @@ from ..runtime.stats import EngineStats
 
 NS_PER_S = 1e9
 MS_PER_S = 1e3
+GAPS_AT_ONCE = 64
+"""Gaps of a request are counted in lots: one at a time, each would fetch the code anew."""
 
 # Upper bounds other servers use, so that dashboards carry over, and finer ones for small machines.
 # fmt: off
@@ -44,7 +47,7 @@ HISTOGRAMS: tuple[tuple[str, str, tuple[float, ...], Callable[[FinishEvent], flo
 HISTOGRAMS = (
     (
         "martlet_request_queue_seconds",
-        "From arrival (the body is read) to the first step that holds a row of the request.",
+        "From arrival (of the headers) to the first step that holds a row of the request.",
         PHASE_BUCKETS,
         lambda end: end.timings.queue_ms,
     ),
@@ -217,14 +220,22 @@ class Metrics:
     def watch(self, is_stream: bool) -> Callable[[int, Event], None]:
         labels: tuple[Any, ...] = (self._model_name, str(is_stream).lower())
         inter_token = self._inter_token.labels(*labels)
-        last_ns: dict[int, int] = {}
+        times_ns: dict[int, list[int]] = {}
+
+        def count_gaps(times: list[int]) -> None:
+            for before, after in pairwise(times):
+                inter_token.observe((after - before) / NS_PER_S)
+            del times[:-1]
 
         def observe(index: int, event: Event) -> None:
+            times = times_ns.setdefault(index, [])
             if isinstance(event, TokenEvent):
-                if index in last_ns:
-                    inter_token.observe((event.time_ns - last_ns[index]) / NS_PER_S)
-                last_ns[index] = event.time_ns
-            elif isinstance(event, FinishEvent) and event.reason in ("stop", "length"):
+                times.append(event.time_ns)
+                if len(times) > GAPS_AT_ONCE:
+                    count_gaps(times)
+                return
+            count_gaps(times)
+            if isinstance(event, FinishEvent) and event.reason in ("stop", "length"):
                 for histogram, milliseconds in self._histograms:
                     ms = milliseconds(event)
                     if ms is not None:

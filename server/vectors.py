@@ -7,7 +7,6 @@ not know: dialects, how a prompt becomes a vector (runtime/pooling.py).
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +20,7 @@ from .bridge import Ask, Job, Terms
 from .connection import unless_gone
 from .errors import late, refused
 from .generate import submit, within
+from .ids import new_id
 from .service import Service
 from .stream import finished
 
@@ -59,7 +59,7 @@ async def vectors_of(
     for at in range(0, len(prompts), GROUP):
         group = prompts[at : at + GROUP]
         left = _with_time_left(terms, time.monotonic() - start_s)
-        found = await unless_gone(request, _group(service, group, left))
+        found = await unless_gone(request.receive, _group(service, group, left))
         n_tokens += sum(map(len, group))
         rows += [unit(vector, dimensions) for vector in found]
     return Vectors(rows, n_tokens)
@@ -77,7 +77,7 @@ def _with_time_left(terms: Terms, spent_s: float) -> Terms:
 async def _group(service: Service, prompts: Sequence[Sequence[int]], terms: Terms) -> list[Hidden]:
     choices = [Choice(i, i, len(prompt)) for i, prompt in enumerate(prompts)]
     watch = service.metrics.watch(False)
-    name = "embd-" + uuid.uuid4().hex
+    name = "embd-" + new_id()
     job = Job(service.engine, name, watch, service.courier, service.options.max_unread)
     try:
         submit(job, [Ask(prompt, PARAMS, terms) for prompt in prompts])

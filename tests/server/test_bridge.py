@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -40,19 +39,19 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(work, 30))
 
 
-def wakers_of(
+def wakes_of(
     courier: Courier, loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
-) -> list[threading.Thread]:
-    """Who woke the loop for the courier, from now on."""
-    wakers, wake = [], loop.call_soon_threadsafe
+) -> list[Any]:
+    """What the loop was woken for by the courier, from now on."""
+    wakes, wake = [], loop.call_soon_threadsafe
 
     def noting(callback: Callable[..., Any], *args: Any) -> Any:
         if getattr(callback, "__self__", None) is courier:
-            wakers.append(threading.current_thread())
+            wakes.append(callback)
         return wake(callback, *args)
 
     monkeypatch.setattr(loop, "call_soon_threadsafe", noting)
-    return wakers
+    return wakes
 
 
 async def next_batch(job: Job) -> list[int]:
@@ -67,15 +66,15 @@ def test_the_events_of_many_jobs_wake_the_loop_once(monkeypatch: pytest.MonkeyPa
         jobs = [Job(engine, f"job{i}", courier=courier) for i in range(8)]
         for job in jobs:
             job.submit([Ask([1], SamplingParams())] * 2)
-        wakers = wakers_of(courier, asyncio.get_running_loop(), monkeypatch)
+        wakes = wakes_of(courier, asyncio.get_running_loop(), monkeypatch)
         step = threading.Thread(target=lambda: [owner(token(0)) for owner in engine.owners])
         step.start()
         step.join()
         assert await asyncio.gather(*map(next_batch, jobs)) == [[0, 1]] * 8
-        assert len(wakers) == 1
+        assert len(wakes) == 1
         engine.owners[0](token(1))
         assert await next_batch(jobs[0]) == [0], "the next step wakes it again"
-        assert len(wakers) == 2
+        assert len(wakes) == 2
 
     run(main())
 
@@ -126,43 +125,6 @@ def test_a_closed_loop_takes_nobody_else_along() -> None:
 
     run(leave())
     run(stay())
-
-
-def test_the_engine_thread_does_not_wake_the_loop_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would lose the interpreter to the loop in the middle of its work."""
-
-    async def main() -> None:
-        engine, courier = Engine(), Courier()
-        job = Job(engine, "job", courier=courier)
-        job.submit([Ask([1], SamplingParams())])
-        wakers = wakers_of(courier, asyncio.get_running_loop(), monkeypatch)
-        engine.owners[0](token(0))
-        assert await next_batch(job) == [0]
-        assert wakers
-        assert threading.current_thread() not in wakers
-
-    run(main())
-
-
-def test_a_courier_that_is_gone_leaves_no_thread() -> None:
-    def couriers() -> list[threading.Thread]:
-        return [t for t in threading.enumerate() if t.name == "martlet-courier"]
-
-    gc.collect()
-    before = set(couriers())
-
-    async def main() -> None:
-        engine = Engine()
-        job = Job(engine, "job", courier=Courier())
-        job.submit([Ask([1], SamplingParams())])
-        engine.owners[0](token(0))
-        assert await next_batch(job) == [0]
-
-    run(main())
-    gc.collect()
-    for thread in set(couriers()) - before:
-        thread.join(10)
-        assert not thread.is_alive()
 
 
 def test_waiting_ends_when_its_time_is_up() -> None:

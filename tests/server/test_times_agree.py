@@ -117,3 +117,17 @@ def test_metrics_timings_and_a_client_tell_the_same(
         assert answer.end_s * 1e3 >= told["end_to_end_ms"]
         if answer.first_s is not None:
             assert answer.first_s * 1e3 >= told["ttft_ms"]
+
+
+def test_a_request_arrives_with_its_headers(client: httpx.Client) -> None:
+    """Its client waits while the body is on its way, too."""
+    late_s = 0.1
+
+    def slow_body() -> Iterator[bytes]:
+        yield b'{"prompt": "once",'
+        time.sleep(late_s)
+        yield b'"max_tokens": 1}'
+
+    headers = {"Content-Type": "application/json"}
+    told = client.post(PATH, content=slow_body(), headers=headers).json()["timings"]
+    assert told["queue_ms"] >= late_s * 1e3
