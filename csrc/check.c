@@ -166,6 +166,33 @@ static int check_conv(const mt_plan *p, const mt_op *op, const mt_buffer *out) {
            has_state(p, op->i[3], (taps - 1) * out->width);
 }
 
+static int check_delta(const mt_plan *p, const mt_op *op, const mt_buffer *out) {
+    const int64_t k_heads = op->i[0], v_heads = op->i[1], d = op->i[2];
+    if (!out || out->is_logits || out->rows != MT_ROWS_ALL || op->flags || k_heads < 1) return 0;
+    if (v_heads < 1 || v_heads > MAX_HEADS || v_heads % k_heads || d < 1 || d > MAX_HEAD_DIM)
+        return 0;
+    const mt_buffer *qkv = buffer_of(p, op->in[0], MT_BUF_F32);
+    const mt_buffer *rates = buffer_of(p, op->in[1], MT_BUF_F32);
+    return same_rows(qkv, out, (2 * k_heads + v_heads) * d) && same_rows(rates, out, 2 * v_heads) &&
+           out->width == v_heads * d && is_vector(p, op->w[0], MT_F32, v_heads) &&
+           is_vector(p, op->w[1], MT_F32, v_heads) && has_state(p, op->i[4], v_heads * d * d);
+}
+
+static int check_scan(const mt_plan *p, const mt_op *op, const mt_buffer *out) {
+    const int64_t heads = op->i[0], d = op->i[1], groups = op->i[2], keys = op->i[3];
+    if (!out || out->is_logits || out->rows != MT_ROWS_ALL || op->flags || groups < 1) return 0;
+    if (heads < 1 || heads > MAX_HEADS || heads % groups || d < 1 || d > MAX_HEAD_DIM || keys < 1 ||
+        keys > MAX_HEAD_DIM)
+        return 0;
+    const mt_buffer *xbc = buffer_of(p, op->in[0], MT_BUF_F32);
+    const mt_buffer *dt = buffer_of(p, op->in[1], MT_BUF_F32);
+    if (!dt || dt->is_logits || dt->rows != out->rows || op->i[4] < 0) return 0;
+    for (int w = 0; w < 3; w++)
+        if (!is_vector(p, op->w[w], MT_F32, heads)) return 0;
+    return same_rows(xbc, out, heads * d + 2 * groups * keys) && out->width == heads * d &&
+           op->i[4] + heads <= dt->width && has_state(p, op->i[5], heads * keys * d);
+}
+
 static int overlap(const mt_plan *p, const mt_buffer *a, const mt_buffer *b) {
     return !a->is_logits && !b->is_logits && a->offset < b->offset + b->row_bytes * p->max_rows &&
            b->offset < a->offset + a->row_bytes * p->max_rows;
@@ -215,6 +242,8 @@ static int check_op(const mt_plan *p, const mt_op *op) {
     case MT_OP_GLU: return same_rows(in, any, 2 * (int64_t)any->width) && is_activation(op->i[0]);
     case MT_OP_GATE: return check_gate(p, op, any);
     case MT_OP_CONV: return check_conv(p, op, out);
+    case MT_OP_DELTA: return check_delta(p, op, out);
+    case MT_OP_SCAN: return check_scan(p, op, out);
     case MT_OP_ADD: return same_rows(in, out, any->width);
     case MT_OP_SCALE: return out && op->in[0] == op->out && op->f[1] >= 0.0f;
     case MT_OP_TAKE_ROWS:

@@ -153,7 +153,8 @@ typedef struct mt_phase {
 /* NULL where an op of this kind has no such phase. */
 const mt_phase *mt_phase_of(int32_t kind, int phase);
 extern const mt_phase mt_attention_phases[MT_PHASES];
-extern const mt_phase mt_linear_phase, mt_linear_glu_phase, mt_gate_phase, mt_conv_phase;
+extern const mt_phase mt_linear_phase, mt_linear_glu_phase, mt_gate_phase, mt_conv_phase,
+    mt_delta_phase, mt_scan_phase;
 
 int32_t mt_fail(char *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

@@ -40,6 +40,7 @@ const mt_kernels MT_TABLE_NAME(MT_ISA) = {
     .round = {[MT_BUF_Q8] = quantize, [MT_BUF_BF16] = round_bf16},
     .norm = norm,
     .glu = glu,
+    .recur = recur,
     .rotate = rotate,
     .add = add,
     .scale = scale,

@@ -96,6 +96,11 @@ typedef struct mt_kernels {
                                      void *rest);
     /* Per group: out (+)= weight * x / sqrt(mean(x^2) + eps) + bias. */
     void (*norm)(const float *x, int n, const mt_norm *how, float *out);
+    /* One row of a recurrence, `n` value columns of a state S[n_keys][stride] (floats):
+     * S = decay * S; w = rate * (corrects ? v - S' k : v); S += k w'; out = S' q. Keys in ascending
+     * order. */
+    void (*recur)(float *state, int n_keys, int stride, float decay, float rate, int corrects,
+                  const float *k, const float *q, const float *v, int n, float *out);
     void (*glu)(const float *gate, const float *up, int n, int activation, float *out);
     /* The first n_rot values of each of `heads` neighbouring heads, by (cos, sin) pairs. */
     void (*rotate)(float *x, int heads, int head_dim, int n_rot, int style, const float *trig);

@@ -145,6 +145,30 @@ static void glu(const float *gate, const float *up, int n, int activation, float
     }
 }
 
+/* Up to 32 columns at a time: what S' k sums up is read once more for the update, from an L1. */
+static void recur(float *state, int n_keys, int stride, float decay, float rate, int corrects,
+                  const float *k, const float *q, const float *v, int n, float *out) {
+    const vf fade = vf_set1(decay);
+    for (int i = 0; i < n; i += 16) {
+        float *s = state + i;
+        vf write = load_part(v + i, n - i), seen = vf_set1(0.0f), sum = seen;
+        if (corrects) {
+            for (int j = 0; j < n_keys; j++)
+                seen = vf_fma(vf_mul(fade, load_part(s + (size_t)j * (size_t)stride, n - i)),
+                              vf_set1(k[j]), seen);
+            write = vf_sub(write, seen);
+        }
+        write = vf_mul(write, vf_set1(rate));
+        for (int j = 0; j < n_keys; j++) {
+            float *row = s + (size_t)j * (size_t)stride;
+            const vf now = vf_fma(vf_set1(k[j]), write, vf_mul(fade, load_part(row, n - i)));
+            store_part(row, now, n - i);
+            sum = vf_fma(now, vf_set1(q[j]), sum);
+        }
+        store_part(out + i, sum, n - i);
+    }
+}
+
 /* Sixteen sums side by side, folded in halves: the same order for every width of vectors. */
 static double sum_of(const float *w, int n) {
     double lanes[16] = {0};

@@ -19,7 +19,7 @@
 /* ---- cffi begins ---- */
 
 enum {
-    MT_ABI_VERSION = 9,
+    MT_ABI_VERSION = 10,
     MT_ERR_BYTES = 256 /* size of the message buffer that a failing call fills */
 };
 
@@ -58,7 +58,9 @@ enum mt_op_kind {
     MT_OP_SCALE = 11,
     MT_OP_GATE = 12,
     MT_OP_CONV = 13,
-    MT_N_OP_KINDS = 14
+    MT_OP_DELTA = 14,
+    MT_OP_SCAN = 15,
+    MT_N_OP_KINDS = 16
 };
 
 enum mt_op_flag {

@@ -3,6 +3,7 @@
  *
  * The state of a sequence in all layers is one stretch of floats in its slot. Before position 0 it is
  * zeros, whatever the slot holds. */
+#include <math.h>
 #include <string.h>
 
 #include "engine.h"
@@ -91,3 +92,96 @@ static void run_conv(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {
 }
 
 const mt_phase mt_conv_phase = {count_conv, run_conv};
+
+/* -- recurrences: gated delta rule, Mamba-2 scan ----------------------------------------------- */
+
+enum {
+    VALUES = 32 /* columns of a head's state that one item takes: 16 KB of 128 keys, of an L1 */
+};
+
+/* log(1 + exp(x)), which is x where exp(x) alone counts. */
+static float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
+
+/* Value columns [first, first + n) of one head of one sequence. */
+typedef struct {
+    int seq, head, first, n;
+} head_run;
+
+static int runs_of_head(int head_dim) { return (head_dim + VALUES - 1) / VALUES; }
+
+static head_run head_run_of(int item, int heads, int head_dim) {
+    const int runs = runs_of_head(head_dim), first = item % runs * VALUES;
+    return (head_run){.seq = item / runs / heads,
+                      .head = item / runs % heads,
+                      .first = first,
+                      .n = head_dim - first < VALUES ? head_dim - first : VALUES};
+}
+
+/* Of the head; zeros before the sequence's first row. */
+static float *head_state(const mt_engine *e, const head_run *h, int32_t layer, int keys, int dim) {
+    const size_t width = (size_t)dim;
+    float *state =
+        mt_state_of(e, h->seq, layer) + (size_t)h->head * (size_t)keys * width + h->first;
+    if (e->step->positions[e->step->seq_start[h->seq]] == 0)
+        for (int k = 0; k < keys; k++)
+            memset(state + (size_t)k * width, 0, (size_t)h->n * sizeof(float));
+    return state;
+}
+
+static int count_delta(const mt_engine *e, const mt_op *op) {
+    return e->step->n_seqs * op->i[1] * runs_of_head(op->i[2]);
+}
+
+/* x / sqrt(sum of squares + 1e-6) * scale, from the norm that takes the mean of squares. */
+static void unit(const mt_engine *e, const float *x, int d, float scale, float *to) {
+    const mt_norm how = {.group = d, .eps = 1e-6f / (float)d};
+    e->kernels->norm(x, d, &how, to);
+    for (int i = 0; i < d; i++) to[i] *= scale;
+}
+
+static void run_delta(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {
+    const int k_heads = op->i[0], v_heads = op->i[1], d = op->i[2];
+    const head_run h = head_run_of(item, v_heads, d);
+    const int from = op->i[3] ? h.head / (v_heads / k_heads) : h.head % k_heads;
+    const float a = ((const float *)e->weights[op->w[0]].values)[h.head];
+    const float dt_bias = ((const float *)e->weights[op->w[1]].values)[h.head];
+    const float root = 1.0f / sqrtf((float)d);
+    float *state = head_state(e, &h, op->i[4], d, d), *q = s->row, *k = q + d;
+    for (int r = e->step->seq_start[h.seq]; r < e->step->seq_start[h.seq + 1]; r++) {
+        const float *qkv = mt_row_f32(e, op->in[0], r), *rates = mt_row_f32(e, op->in[1], r);
+        const float rate = 1.0f / (1.0f + expf(-rates[h.head]));
+        const float decay = expf(a * softplus(rates[v_heads + h.head] + dt_bias));
+        unit(e, qkv + from * d, d, root * root, q);
+        unit(e, qkv + (k_heads + from) * d, d, root, k);
+        const int at = h.head * d + h.first;
+        e->kernels->recur(state, d, d, decay, rate, 1, k, q, qkv + 2 * k_heads * d + at, h.n,
+                          mt_row_f32(e, op->out, r) + at);
+    }
+}
+
+const mt_phase mt_delta_phase = {count_delta, run_delta};
+
+static int count_scan(const mt_engine *e, const mt_op *op) {
+    return e->step->n_seqs * op->i[0] * runs_of_head(op->i[1]);
+}
+
+static void run_scan(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {
+    (void)s;
+    const int heads = op->i[0], d = op->i[1], groups = op->i[2], keys = op->i[3];
+    const head_run h = head_run_of(item, heads, d);
+    const int at = h.head * d + h.first, from = h.head / (heads / groups) * keys;
+    const float a = ((const float *)e->weights[op->w[0]].values)[h.head];
+    const float dt_bias = ((const float *)e->weights[op->w[1]].values)[h.head];
+    const float skip = ((const float *)e->weights[op->w[2]].values)[h.head];
+    float *state = head_state(e, &h, op->i[5], keys, d);
+    for (int r = e->step->seq_start[h.seq]; r < e->step->seq_start[h.seq + 1]; r++) {
+        const float *x = mt_row_f32(e, op->in[0], r), *b = x + heads * d + from;
+        const float dt = softplus(mt_row_f32(e, op->in[1], r)[op->i[4] + h.head] + dt_bias);
+        float *out = mt_row_f32(e, op->out, r) + at;
+        e->kernels->recur(state, keys, d, expf(dt * a), dt, 0, b, b + groups * keys, x + at, h.n,
+                          out);
+        for (int i = 0; i < h.n; i++) out[i] += skip * x[at + i];
+    }
+}
+
+const mt_phase mt_scan_phase = {count_scan, run_scan};

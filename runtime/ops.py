@@ -11,7 +11,7 @@ from enum import IntEnum
 
 import numpy as np
 
-ABI_VERSION = 9
+ABI_VERSION = 10
 Q8_BLOCK = 32  # activations share one scale per 32 values
 FLAG_ACCUMULATE = 1
 
@@ -31,6 +31,8 @@ class OpKind(IntEnum):
     SCALE = 11
     GATE = 12
     CONV = 13
+    DELTA = 14
+    SCAN = 15
 
 
 class BufferKind(IntEnum):
@@ -225,6 +227,28 @@ OPS: dict[OpKind, OpSpec] = {
             meaning="causal, per channel c of out, over the rows t of a sequence: "
             "activation(bias[c] + sum over j of kernel[c, j] * x[t - taps + 1 + j, x_col + c]), "
             "j ascending; state: the taps - 1 rows before, zeros before position 0",
+        ),
+        OpSpec(
+            OpKind.DELTA,
+            inputs=("qkv", "rates"),
+            weights=("a", "dt_bias"),
+            ints=("k_heads", "v_heads", "head_dim", "is_grouped", "state"),
+            meaning="gated delta rule, per value head h over the rows of a sequence, qkv (n, "
+            "[q | k | v]), rates (n, [b | a]): q, k / sqrt(sum of squares + 1e-6), q / sqrt(d); "
+            "S = exp(a[h] * softplus(rate + dt_bias[h])) * S; S += outer(k, sigmoid(b) * "
+            "(v - S.T @ k)); out = S.T @ q; its q and k are of head h % k_heads, or where grouped "
+            "h // (v_heads / k_heads); state: S (v_heads, d, d), by key",
+        ),
+        OpSpec(
+            OpKind.SCAN,
+            inputs=("xbc", "dt"),
+            weights=("a", "dt_bias", "d"),
+            ints=("heads", "head_dim", "groups", "state_dim", "dt_col", "state"),
+            meaning="Mamba-2, per head h over the rows of a sequence, xbc (n, [x | B | C]): "
+            "dt = softplus(dt[dt_col + h] + dt_bias[h]); "
+            "S = exp(dt * a[h]) * S + outer(B, dt * x); "
+            "out = S.T @ C + d[h] * x; B and C are of group h // (heads / groups); "
+            "state: S (heads, state_dim, head_dim)",
         ),
     )
 }

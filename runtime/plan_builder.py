@@ -279,6 +279,41 @@ class PlanBuilder:
         ints = (x_col, taps, int(activation), state)
         return self._record(Op(OpKind.CONV, out, (x,), (kernel, bias), ints))
 
+    def delta(
+        self,
+        qkv: int,
+        rates: int,
+        a: int,
+        dt_bias: int,
+        *,
+        k_heads: int,
+        v_heads: int,
+        head_dim: int,
+        is_grouped: bool,
+    ) -> int:
+        out = self._buffer("delta", v_heads * head_dim)
+        state = self.new_state(v_heads * head_dim * head_dim)
+        ints = (k_heads, v_heads, head_dim, int(is_grouped), state)
+        return self._record(Op(OpKind.DELTA, out, (qkv, rates), (a, dt_bias), ints))
+
+    def scan(
+        self,
+        xbc: int,
+        dt: int,
+        weights: tuple[int, int, int],
+        *,
+        heads: int,
+        head_dim: int,
+        groups: int,
+        state_dim: int,
+        dt_col: int = 0,
+    ) -> int:
+        """weights: a, dt_bias, d."""
+        out = self._buffer("scan", heads * head_dim)
+        state = self.new_state(heads * state_dim * head_dim)
+        ints = (heads, head_dim, groups, state_dim, dt_col, state)
+        return self._record(Op(OpKind.SCAN, out, (xbc, dt), weights, ints))
+
     def add(self, x: int, *, to: int) -> int:
         return self._record(Op(OpKind.ADD, to, (x,), accumulate=True))
 

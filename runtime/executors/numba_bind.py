@@ -32,7 +32,7 @@ from .numba_rowops import (
     rope_table,
     scale_rows,
 )
-from .numba_state import conv_rows, gate_rows
+from .numba_state import conv_rows, delta_rows, gate_rows, scan_rows
 from .numba_weights import (
     LANES,
     RECIPES,
@@ -201,6 +201,8 @@ class Binder:
             OpKind.SCALE: self._scale,
             OpKind.GATE: self._gate,
             OpKind.CONV: self._conv,
+            OpKind.DELTA: self._delta,
+            OpKind.SCAN: self._scan,
         }
 
     def _embed(self, op: Op) -> list[Call]:
@@ -330,6 +332,32 @@ class Binder:
         return [
             lambda rows: conv_rows(
                 x, x_col, kernel, bias, taps, activation, states, rows.states, rows.seq_start,
+                rows.positions, out,
+            )
+        ]  # fmt: skip
+
+    def _delta(self, op: Op) -> list[Call]:
+        (qkv, rates), out = map(self._floats, op.inputs), self._floats(op.out)
+        a, dt_bias = map(self._vector, op.weights)
+        *sizes, state = op.ints
+        heads: Any = tuple(sizes)
+        states = self._memory.states[state]
+        return [
+            lambda rows: delta_rows(
+                qkv, rates, a, dt_bias, heads, states, rows.states, rows.seq_start,
+                rows.positions, out,
+            )
+        ]  # fmt: skip
+
+    def _scan(self, op: Op) -> list[Call]:
+        (xbc, dt), out = map(self._floats, op.inputs), self._floats(op.out)
+        a, dt_bias, skip = map(self._vector, op.weights)
+        *shape, dt_col, state = op.ints
+        sizes: Any = tuple(shape)
+        states = self._memory.states[state]
+        return [
+            lambda rows: scan_rows(
+                xbc, dt, dt_col, a, dt_bias, skip, sizes, states, rows.states, rows.seq_start,
                 rows.positions, out,
             )
         ]  # fmt: skip

@@ -1,10 +1,13 @@
 """Kernels of recurrent layers and their gates: a sequence's rows in order, channels side by side.
 
-Owns: gate and causal convolution. Must not know: plans or steps. A state is what the layer keeps of
-a sequence; it is read before the sequence's first row and left as it is behind its last one.
+Owns: gate, causal convolution, delta rule, scan. Must not know: plans or steps. A state is what
+the layer keeps of a sequence; it is read before the sequence's first row and left as it is behind
+its last one.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from numba import njit, prange
@@ -95,3 +98,121 @@ def conv_rows(
                     state[s * width + c] = x[start + at, x_col + c]
                 else:
                     state[s * width + c] = state[(taps - 1 + at) * width + c]
+
+
+@njit(nogil=True)
+def _recur(
+    state: np.ndarray,
+    decay: Any,
+    rate: Any,
+    corrects: bool,
+    k: np.ndarray,
+    q: np.ndarray,
+    v: np.ndarray,
+    write: np.ndarray,
+    out: np.ndarray,
+) -> None:
+    """One row of a recurrence over S (keys, values): S = decay * S; w = rate * (v - S.T @ k), or
+    rate * v; S += outer(k, w); out = S.T @ q. Keys in ascending order; write is scratch."""
+    n_keys, n = state.shape
+    write[:] = 0
+    out[:] = 0
+    for j in range(n_keys):
+        for i in range(n):
+            state[j, i] *= decay
+            write[i] += state[j, i] * k[j]
+    for i in range(n):
+        write[i] = rate * (v[i] - write[i]) if corrects else rate * v[i]
+    for j in range(n_keys):
+        for i in range(n):
+            state[j, i] += k[j] * write[i]
+            out[i] += state[j, i] * q[j]
+
+
+@njit(nogil=True)
+def _softplus(x: Any) -> Any:
+    return x if x > np.float32(20) else np.float32(np.log1p(np.exp(x)))
+
+
+@njit(nogil=True)
+def _unit(x: np.ndarray, scale: Any, out: np.ndarray) -> None:
+    """x / sqrt(sum of squares + 1e-6) * scale."""
+    squares = np.float32(0)
+    for i in range(x.size):
+        squares += x[i] * x[i]
+    factor = scale / np.float32(np.sqrt(squares + np.float32(1e-6)))
+    for i in range(x.size):
+        out[i] = x[i] * factor
+
+
+@_kernel
+def delta_rows(
+    qkv: np.ndarray,
+    rates: np.ndarray,
+    a: np.ndarray,
+    dt_bias: np.ndarray,
+    heads: tuple[int, int, int, int],
+    states: np.ndarray,
+    slots: np.ndarray,
+    seq_start: np.ndarray,
+    positions: np.ndarray,
+    out: np.ndarray,
+) -> None:
+    """heads: k_heads, v_heads, head_dim, is_grouped; states (n_states, v_heads * dim * dim)."""
+    k_heads, v_heads, dim, is_grouped = heads
+    root = np.float32(1) / np.sqrt(np.float32(dim))
+    for item in prange(slots.size * v_heads):
+        seq, h = item // v_heads, item % v_heads
+        k_head = h // (v_heads // k_heads) if is_grouped else h % k_heads
+        size = dim * dim
+        state = states[slots[seq], h * size : (h + 1) * size].reshape(dim, dim)
+        q, k, write = (
+            np.empty(dim, np.float32), np.empty(dim, np.float32), np.empty(dim, np.float32)
+        )  # fmt: skip
+        if positions[seq_start[seq]] == 0:
+            state[:] = 0
+        for row in range(seq_start[seq], seq_start[seq + 1]):
+            rate = np.float32(1) / (np.float32(1) + np.exp(-rates[row, h]))
+            decay = np.exp(a[h] * _softplus(rates[row, v_heads + h] + dt_bias[h]))
+            _unit(qkv[row, k_head * dim : (k_head + 1) * dim], root, q)
+            first = (k_heads + k_head) * dim
+            _unit(qkv[row, first : first + dim], np.float32(1), k)
+            first = (2 * k_heads + h) * dim
+            v, to = qkv[row, first : first + dim], out[row, h * dim : (h + 1) * dim]
+            _recur(state, decay, rate, True, k, q, v, write, to)
+
+
+@_kernel
+def scan_rows(
+    xbc: np.ndarray,
+    dt: np.ndarray,
+    dt_col: int,
+    a: np.ndarray,
+    dt_bias: np.ndarray,
+    skip: np.ndarray,
+    sizes: tuple[int, int, int, int],
+    states: np.ndarray,
+    slots: np.ndarray,
+    seq_start: np.ndarray,
+    positions: np.ndarray,
+    out: np.ndarray,
+) -> None:
+    """sizes: heads, head_dim, groups, state_dim; states (n_states, heads * state_dim * dim)."""
+    heads, dim, groups, n_keys = sizes
+    for item in prange(slots.size * heads):
+        seq, h = item // heads, item % heads
+        size = n_keys * dim
+        state = states[slots[seq], h * size : (h + 1) * size].reshape(n_keys, dim)
+        write = np.empty(dim, np.float32)
+        b_first = heads * dim + h // (heads // groups) * n_keys
+        c_first = b_first + groups * n_keys
+        if positions[seq_start[seq]] == 0:
+            state[:] = 0
+        for row in range(seq_start[seq], seq_start[seq + 1]):
+            step = _softplus(dt[row, dt_col + h] + dt_bias[h])
+            decay = np.exp(step * a[h])
+            b, c = xbc[row, b_first : b_first + n_keys], xbc[row, c_first : c_first + n_keys]
+            x, to = xbc[row, h * dim : (h + 1) * dim], out[row, h * dim : (h + 1) * dim]
+            _recur(state, decay, step, False, b, c, x, write, to)
+            for i in range(dim):
+                to[i] += skip[h] * x[i]

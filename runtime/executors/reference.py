@@ -121,6 +121,10 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
         return np.float32(1) / (np.float32(1) + np.exp(-x))
 
 
+def softplus(x: np.ndarray) -> np.ndarray:
+    return np.logaddexp(np.float32(0), x)
+
+
 def convolve(rows: np.ndarray, kernel: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
     """rows (taps - 1 + n, channels), kernel (channels, taps): the last n of causal sums."""
     taps = kernel.shape[1]
@@ -211,6 +215,8 @@ class ReferenceExecutor:
             OpKind.SCALE: self._scale,
             OpKind.GATE: self._gate,
             OpKind.CONV: self._conv,
+            OpKind.DELTA: self._delta,
+            OpKind.SCAN: self._scan,
         }
 
     def run(self, step: Step) -> np.ndarray:
@@ -371,6 +377,57 @@ class ReferenceExecutor:
             out[rows] = convolve(seen, kernel.reshape(width, taps), bias)
             state[:] = seen[len(own) :].reshape(-1)
         run.store(op, _activated(op, out))
+
+    def _delta(self, run: Run, op: Op) -> None:
+        k_heads, v_heads, d = (op.int_of(name) for name in ("k_heads", "v_heads", "head_dim"))
+        qkv, rates = run.floats(op.inputs[0]), run.floats(op.inputs[1])
+        q, k, v = np.split(qkv, [k_heads * d, 2 * k_heads * d], axis=1)
+        q, k = (part.reshape(-1, k_heads, d) for part in (q, k))
+        v = v.reshape(-1, v_heads, d)
+        q, k = (
+            part / np.sqrt(np.sum(part * part, axis=2, keepdims=True) + np.float32(1e-6))
+            for part in (q, k)
+        )
+        h = np.arange(v_heads)
+        of_head = h // (v_heads // k_heads) if op.int_of("is_grouped") else h % k_heads
+        q, k = q[:, of_head] * np.float32(d**-0.5), k[:, of_head]
+        rate, decay = sigmoid(rates[:, :v_heads]), self._decay(op, rates[:, v_heads:])[1]
+        out = np.empty((len(qkv), v_heads, d), np.float32)
+        for rows, state in self._sequences(run, op):
+            s = state.reshape(v_heads, d, d)
+            for r in range(rows.start, rows.stop):
+                s *= decay[r][:, None, None]
+                wanted = rate[r][:, None] * (v[r] - np.einsum("hkv,hk->hv", s, k[r]))
+                s += k[r][:, :, None] * wanted[:, None, :]
+                out[r] = np.einsum("hkv,hk->hv", s, q[r])
+        run.store(op, out.reshape(len(qkv), -1))
+
+    def _scan(self, run: Run, op: Op) -> None:
+        heads, d, groups, n = op.ints[:4]
+        xbc, dt_col = run.floats(op.inputs[0]), op.int_of("dt_col")
+        x, b, c = np.split(xbc, [heads * d, heads * d + groups * n], axis=1)
+        x = x.reshape(-1, heads, d)
+        of_head = np.arange(heads) // (heads // groups)
+        b, c = (part.reshape(-1, groups, n)[:, of_head] for part in (b, c))
+        dt, decay = self._decay(op, run.floats(op.inputs[1])[:, dt_col : dt_col + heads])
+        skip = self._weight(op, "d")
+        assert skip is not None
+        out = np.empty((len(xbc), heads, d), np.float32)
+        for rows, state in self._sequences(run, op):
+            s = state.reshape(heads, n, d)
+            for r in range(rows.start, rows.stop):
+                s *= decay[r][:, None, None]
+                s += b[r][:, :, None] * (dt[r][:, None] * x[r])[:, None, :]
+                out[r] = np.einsum("hnd,hn->hd", s, c[r]) + skip[:, None] * x[r]
+        run.store(op, out.reshape(len(xbc), -1))
+
+    def _decay(self, op: Op, rates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Step sizes and decays of each row and head; `a` is negative."""
+        a, dt_bias = self._weight(op, "a"), self._weight(op, "dt_bias")
+        assert a is not None
+        assert dt_bias is not None
+        dt = softplus(rates + dt_bias)
+        return dt, np.exp(dt * a)
 
     def _sequences(self, run: Run, op: Op) -> Iterator[tuple[slice, np.ndarray]]:
         """The rows of each sequence, and what the op's layer keeps of it: a view to be updated."""

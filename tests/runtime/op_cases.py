@@ -211,6 +211,32 @@ def _conv(
     return b.plan.conv(x, kernel, biases, activation, taps=taps, x_col=x_col)
 
 
+def _delta(k_heads: int, v_heads: int, dim: int, is_grouped: bool, b: OpBuilder, x: int) -> int:
+    width = b.plan.buffers[x].width
+    rates = b.plan.linear(x, [b.new("rates", "F32", 2 * v_heads, width, std=width**-0.5)])
+    b.tensors["a"] = StoredTensor.from_floats(-b.rng.uniform(0.01, 2, v_heads))
+    return b.plan.delta(
+        x,
+        rates,
+        b.plan.weight("a", v_heads),
+        b.new("dt_bias", "F32", v_heads),
+        k_heads=k_heads,
+        v_heads=v_heads,
+        head_dim=dim,
+        is_grouped=is_grouped,
+    )
+
+
+def _scan(heads: int, dim: int, groups: int, state_dim: int, b: OpBuilder, x: int) -> int:
+    width = b.plan.buffers[x].width
+    dt = b.plan.linear(x, [b.new("dt", "F32", heads + 3, width, std=width**-0.5)])
+    b.tensors["a"] = StoredTensor.from_floats(-b.rng.uniform(0.01, 2, heads))
+    weights = (b.plan.weight("a", heads), b.new("dt_bias", "F32", heads), b.new("d", "F32", heads))
+    return b.plan.scan(
+        x, dt, weights, heads=heads, head_dim=dim, groups=groups, state_dim=state_dim, dt_col=3
+    )
+
+
 @dataclass(frozen=True)
 class Heads:
     heads: int
@@ -419,6 +445,14 @@ def _state_cases() -> Iterable[OpCase]:
         op = partial(_conv, width, taps, bias, activation, x_col)
         name = f"conv-{width}x{taps}-{activation.name}"
         yield OpCase(name, width + 2 * x_col, op, _state_steps())
+    for k_heads, v_heads, dim, is_grouped in ((2, 2, 8, 0), (2, 6, 16, 0), (2, 6, 40, 1)):
+        op = partial(_delta, k_heads, v_heads, dim, bool(is_grouped))
+        name = f"delta-{k_heads}-{v_heads}-{dim}-grouped{is_grouped}"
+        yield OpCase(name, (2 * k_heads + v_heads) * dim, op, _state_steps())
+    for heads, dim, groups, state_dim in ((2, 8, 1, 16), (6, 24, 2, 10), (4, 40, 4, 32)):
+        op = partial(_scan, heads, dim, groups, state_dim)
+        width = heads * dim + 2 * groups * state_dim
+        yield OpCase(f"scan-{heads}-{dim}-{groups}-{state_dim}", width, op, _state_steps())
 
 
 def _bf16(cases: Iterable[OpCase]) -> Iterable[OpCase]:
