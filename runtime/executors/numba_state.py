@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from martlet.quant.kernel_cache import cached_kernel
 from numba import njit, prange
 
 from .numba_math import Q8Views, load_upto, quantize_planes, store_upto
@@ -17,7 +18,7 @@ from .numba_rowops import gated
 from .numba_vectors import advance, pointer, splat
 from .numba_weights import BLOCK, LANES
 
-_kernel = njit(parallel=True, nogil=True, cache=True)
+_kernel = cached_kernel(parallel=True, nogil=True)
 _CHANNELS = 256  # that one item takes
 
 
