@@ -41,6 +41,13 @@ static inline mt_q8_block *block_at(mt_q8_block *first, int b, size_t stride) {
     return (mt_q8_block *)(void *)((char *)first + (size_t)b * stride);
 }
 
+/* Rows of a tile's output lie far apart, and another core wrote them last: each is asked for, to be
+ * written, while those before it are. */
+enum { MT_ROWS_AHEAD = 12 };
+static inline void fetch_to_write(const void *row, int n_bytes) {
+    for (int i = 0; i < n_bytes; i += 64) __builtin_prefetch((const char *)row + i, 1);
+}
+
 /* Up to 16 blocks, so that their divisions are two vector divisions. Where 127 / amax would
  * overflow, the block is zero for any purpose. What is left over goes to `left`, if it is not NULL.
  * Nothing that was just stored is loaded in another width: such a load waits for the memory. */
@@ -69,6 +76,8 @@ static void quantize(const float *x, int n, size_t out_stride, void *out, void *
     float left[16 * 32];
     for (int first = 0; first < n / 32; first += 16) {
         const int count = n / 32 - first < 16 ? n / 32 - first : 16;
+        for (int next = first + 16; next < first + 32 && next < n / 32; next++)
+            fetch_to_write(block_at(out, next, out_stride), MT_BLOCK_BYTES);
         quantize_blocks(x + first * 32, count, out_stride, block_at(out, first, out_stride),
                         rest ? left : NULL);
         if (rest) quantize_blocks(left, count, out_stride, block_at(rest, first, out_stride), NULL);
@@ -216,6 +225,8 @@ static void scale(const float *x, int n, float scale, float cap, float *out) {
 static void emit(const float *acc, const float *rest, const float *bias, int n_rows, int width,
                  int accumulate, size_t stride, float *out) {
     for (int r = 0; r < n_rows; r++, acc += MT_TILE_ROWS, out += stride) {
+        if (r + MT_ROWS_AHEAD < n_rows)
+            fetch_to_write(out + MT_ROWS_AHEAD * stride, width * (int)sizeof(float));
         for (int i = 0; i < width; i += 16) {
             vf y = vf_load(acc + i);
             if (rest) y = vf_add(y, vf_load(rest + r * MT_TILE_ROWS + i));
