@@ -6,29 +6,28 @@ that few tokens gave. Must not know: models, texts, files, which format a tensor
 The error of a row is e H eT with e = w - rounded w and H = E[x xT], see `runtime/calibration.py`.
 Columns are rounded from left to right, and what a column lost is put onto those that follow, as
 GPTQ does (Frantar et al., arXiv 2210.17323); then single codes are moved where that lowers the
-error (coordinate descent, as CDQuant, arXiv 2406.17542), and steps are solved for anew. Scales of
-a block are fitted when its columns come up, on what the feedback made of them.
+error (coordinate descent, as CDQuant, arXiv 2406.17542), and steps are solved for anew, block by
+block. Scales of a block are fitted when its columns come up, on what the feedback made of them.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
 from .formats import FORMATS
-from .gptq_kernels import descend, refit, round_block, spread
+from .gptq_kernels import descend, refit, round_block
 from .grid import BlockScales, Grid, find_grid, fit_blocks, pack
 
 PIECE_ROWS = 128  # rows that a thread takes at a time; fixed, so that bytes are the same for all
 ERROR_ROWS = 4096  # whose errors are float64 at once
 DAMPING = 0.01  # of the mean diagonal, on top of it
 SHRINKAGES = (0.03, 0.1, 0.3)  # candidates; 1 is rounding without feedback
-ROUNDS = 2  # of descent and refit
-SWEEPS = 2  # over all columns, of one descent
+ROUNDS = 3  # of descent and refit over all blocks
+SWEEPS = 2  # over the columns of a block, of one descent
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def layer_error(values: np.ndarray, rounded: np.ndarray, moment: np.ndarray) -> 
 def quantize_rows(
     values: np.ndarray, format_name: str, feedback: Feedback, *, threads: int | None = None
 ) -> np.ndarray:
-    """float32 (rows, cols) to uint8 (rows, row_bytes); a row does not depend on the others."""
+    """float32 (rows, cols) to uint8 (rows, row_bytes), the same for any number of threads."""
     grid = find_grid(format_name)
     rows = len(values)
     out = np.empty((rows, FORMATS[format_name].data_bytes((values.shape[1],))), np.uint8)
@@ -89,62 +88,67 @@ def quantize_rows(
 
 
 def _quantize_piece(values: np.ndarray, grid: Grid, feedback: Feedback) -> np.ndarray:
+    """Block by block, so that only products of matrices touch more columns than a block has."""
     rows, cols = values.shape
-    n_blocks = cols // grid.block
-    shifted = values.copy()
-    codes = np.empty((rows, cols), np.uint8)
-    fitted: list[BlockScales] = []
-    lost = np.empty((rows, grid.block), np.float32)
-    for block in range(n_blocks):
-        here = slice(block * grid.block, (block + 1) * grid.block)
-        scales, _ = fit_blocks(shifted[:, here], grid, feedback.importance[here])
-        args = scales.step, np.ascontiguousarray(scales.offset), grid.levels, grid.sub
-        round_block(shifted, here.start, *args, feedback.spread, codes, lost)
-        spread(shifted, here.start, lost, feedback.spread)
-        fitted.append(scales)
-    scales = _joined(fitted, grid)
+    blocks = [slice(start, start + grid.block) for start in range(0, cols, grid.block)]
+    codes = [np.empty(0, np.uint8)] * len(blocks)
+    scales: list[BlockScales] = []
+    lost = np.empty((rows, cols), np.float32)
+    for b, here in enumerate(blocks):
+        before = slice(0, here.start)
+        shifted = values[:, here] - lost[:, before] @ feedback.spread[before, here]
+        fitted, _ = fit_blocks(shifted, grid, feedback.importance[here])
+        codes[b], lost[:, here] = round_block(
+            shifted, *_levers(fitted), grid.levels, grid.sub, feedback.spread[here, here]
+        )
+        scales.append(fitted)
+    error = np.empty_like(lost)
+    for b, here in enumerate(blocks):
+        error[:, here] = values[:, here] - _decoded(scales[b], codes[b])
     for _ in range(ROUNDS):
-        _descend(values, scales, codes, feedback.moment)
-        scales = _refitted(values, scales, codes, feedback.moment)
-    _descend(values, scales, codes, feedback.moment)
-    return pack(scales, codes.reshape(-1, grid.block)).reshape(rows, -1)
+        for b, here in enumerate(blocks):
+            moment = np.ascontiguousarray(feedback.moment[here, here])
+            gradient = error @ feedback.moment[:, here]
+            _descend(gradient, moment, scales[b], codes[b])
+            scales[b] = _refitted(gradient, moment, scales[b], codes[b])
+            _descend(gradient, moment, scales[b], codes[b])
+            error[:, here] = values[:, here] - _decoded(scales[b], codes[b])
+    return np.concatenate([pack(s, c) for s, c in zip(scales, codes, strict=True)], axis=1)
 
 
-def _joined(fitted: Sequence[BlockScales], grid: Grid) -> BlockScales:
-    """Scales of blocks that lie one behind the other in every row."""
-    parts = [np.stack([getattr(f, k) for f in fitted], axis=1) for k in "dmso"]
-    d, m, s, o = (np.ascontiguousarray(p.reshape(-1, *p.shape[2:])) for p in parts)
-    return BlockScales(grid, d, m, s, o)
+def _levers(scales: BlockScales) -> tuple[np.ndarray, np.ndarray]:
+    """Step and offset, float32 (blocks, sub-blocks)."""
+    return scales.step, np.ascontiguousarray(scales.offset)
 
 
 def _levels_at(scales: BlockScales, codes: np.ndarray) -> np.ndarray:
-    """What the codes decode to, float32 of their shape."""
-    grid = scales.grid
-    levels = grid.levels[codes].reshape(len(scales.d), grid.subs, grid.sub)
-    return (scales.step[:, :, None] * levels + scales.offset[:, :, None]).reshape(codes.shape)
+    """float32 (blocks, sub-blocks, sub)."""
+    return scales.grid.levels[codes].reshape(len(codes), scales.grid.subs, scales.grid.sub)
+
+
+def _decoded(scales: BlockScales, codes: np.ndarray) -> np.ndarray:
+    """The weights that codes uint8 (blocks, block) stand for, float32 of their shape."""
+    step, offset = _levers(scales)
+    return (step[:, :, None] * _levels_at(scales, codes) + offset[:, :, None]).reshape(codes.shape)
 
 
 def _descend(
-    values: np.ndarray, scales: BlockScales, codes: np.ndarray, moment: np.ndarray
+    gradient: np.ndarray, moment: np.ndarray, scales: BlockScales, codes: np.ndarray
 ) -> None:
-    error = values - _levels_at(scales, codes)
-    rows = len(values)
-    step, offset = (np.ascontiguousarray(a).reshape(rows, -1) for a in (scales.step, scales.offset))
-    grid = scales.grid
-    descend(error @ moment, moment, step, offset, grid.levels, grid.sub, codes, SWEEPS)
+    """Moves codes of a block; gradient (rows, block), e H in its columns, follows."""
+    descend(gradient, moment, *_levers(scales), scales.grid.levels, scales.grid.sub, codes, SWEEPS)
 
 
 def _refitted(
-    values: np.ndarray, scales: BlockScales, codes: np.ndarray, moment: np.ndarray
+    gradient: np.ndarray, moment: np.ndarray, scales: BlockScales, codes: np.ndarray
 ) -> BlockScales:
-    """d and m solved for anew with all integers as they are, block by block."""
-    grid, rows = scales.grid, len(values)
-    gradient = (values - _levels_at(scales, codes)) @ moment
-    levels = grid.levels[codes].reshape(len(scales.d), grid.subs, grid.sub)
-    by_d = (scales.s.astype(np.float32)[:, :, None] * levels).reshape(rows, -1)
-    has_m = "m" in grid.fields
+    """d and m solved for anew with all integers as they are; the gradient follows."""
+    grid = scales.grid
+    by_d = (scales.s.astype(np.float32)[:, :, None] * _levels_at(scales, codes)).reshape(
+        codes.shape
+    )
     o = -scales.o.astype(np.float32) if "o" in grid.fields else np.ones_like(scales.s, np.float32)
-    by_m = np.repeat(o, grid.sub, axis=1).reshape(rows, -1)
-    d, m = (a.reshape(rows, -1).copy() for a in (scales.d, scales.m))
-    refit(gradient, moment, by_d, by_m, grid.block, has_m, d, m)
-    return BlockScales(grid, d.reshape(-1), m.reshape(-1), scales.s, scales.o)
+    by_m = np.repeat(o, grid.sub, axis=1)
+    d, m = scales.d.copy(), scales.m.copy()
+    refit(gradient, by_d, by_m, by_d @ moment, by_m @ moment, "m" in grid.fields, d, m)
+    return BlockScales(grid, d, m, scales.s, scales.o)

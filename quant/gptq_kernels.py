@@ -1,8 +1,8 @@
 """The loops of `gptq.py`: rows by columns, one row at a time.
 
-Owns: rounding a block with feedback, spreading its errors, descent, refits. Must not know: formats'
-bytes, how scales are fitted, threads. All arrays float32 but the codes, uint8; a level is the
-value of a code, step and offset of a sub-block make a weight of it.
+Owns: rounding a block with feedback, descent, refits. Must not know: formats' bytes, how scales are
+fitted, threads. All arrays float32 but the codes, uint8; a level is the value of a code, step and
+offset of a sub-block make a weight of it.
 """
 
 from __future__ import annotations
@@ -33,47 +33,27 @@ def nearest_code(value: Any, step: Any, offset: Any, levels: Any) -> Any:
 
 
 @kernel
-def round_block(
-    w: Any, start: int, step: Any, offset: Any, levels: Any, sub: int, u: Any, codes: Any, lost: Any
-) -> None:
-    """Rounds columns start … of w (rows, n) under the block's scales (rows, subs).
+def round_block(w: Any, step: Any, offset: Any, levels: Any, sub: int, u: Any) -> Any:
+    """Rounds the columns of w (rows, block) under their scales (rows, subs).
 
-    Each error is spread over the columns of the block behind it; lost (rows, block) are the errors.
+    Each error is spread over the columns behind it by u (block, block); w is what became of them.
+    Returns codes and errors (rows, block).
     """
-    rows, block = lost.shape
+    rows, block = w.shape
+    codes = np.empty((rows, block), np.uint8)
+    lost = np.empty((rows, block), np.float32)
     for r in range(rows):
+        row = w[r]
         for j in range(block):
-            at, group = start + j, j // sub
-            code = nearest_code(w[r, at], step[r, group], offset[r, group], levels)
-            error = w[r, at] - (step[r, group] * levels[code] + offset[r, group])
-            codes[r, at] = code
+            group = j // sub
+            code = nearest_code(row[j], step[r, group], offset[r, group], levels)
+            error = row[j] - (step[r, group] * levels[code] + offset[r, group])
+            codes[r, j] = code
             lost[r, j] = error
-            for k in range(at + 1, start + block):
-                w[r, k] -= error * u[at, k]
-
-
-@kernel
-def spread(w: Any, start: int, lost: Any, u: Any) -> None:
-    """Puts the errors of a block (rows, block) onto all columns of w behind it."""
-    rows, block = lost.shape
-    n = w.shape[1]
-    for first in range(0, rows, 4):
-        if first + 4 <= rows:
-            w0, w1, w2, w3 = w[first], w[first + 1], w[first + 2], w[first + 3]
-            for j in range(block):
-                e0, e1 = lost[first, j], lost[first + 1, j]
-                e2, e3 = lost[first + 2, j], lost[first + 3, j]
-                row = u[start + j]
-                for k in range(start + block, n):
-                    w0[k] -= e0 * row[k]
-                    w1[k] -= e1 * row[k]
-                    w2[k] -= e2 * row[k]
-                    w3[k] -= e3 * row[k]
-        else:
-            for r in range(first, rows):
-                for j in range(block):
-                    for k in range(start + block, n):
-                        w[r, k] -= lost[r, j] * u[start + j, k]
+            uj = u[j]
+            for k in range(j + 1, block):
+                row[k] -= error * uj[k]
+    return codes, lost
 
 
 @kernel
@@ -82,12 +62,15 @@ def descend(
 ) -> None:
     """Moves single codes to where e H eT is least, the others fixed; g (rows, n) is e H."""
     rows, n = codes.shape
+    half_gap = np.diff(levels).min() * F(0.5)
     for r in range(rows):
         row = g[r]
         for _ in range(sweeps):
             moved = 0
             for j in range(n):
                 a, b = step[r, j // sub], offset[r, j // sub]
+                if abs(row[j]) <= abs(a) * half_gap * h[j, j]:
+                    continue  # nearer to where it is than to any other level
                 old = codes[r, j]
                 value = a * levels[old] + b
                 code = nearest_code(value + row[j] / h[j, j], a, b, levels)
@@ -104,48 +87,34 @@ def descend(
 
 
 @kernel
-def refit(g: Any, h: Any, by_d: Any, by_m: Any, block: int, has_m: bool, d: Any, m: Any) -> None:
-    """Solves for d and m of every block, (rows, blocks), in turn; g (rows, n) is e H.
+def refit(g: Any, by_d: Any, by_m: Any, hd: Any, hm: Any, has_m: bool, d: Any, m: Any) -> None:
+    """Solves for d and m (rows,) of a block whose gradient is g (rows, block), e H in its columns.
 
-    by_d and by_m (rows, n) are what a weight changes by per unit of d and of m. Taken is what
-    lowers the error after rounding to half floats.
+    by_d and by_m (rows, block) are what a weight changes by per unit of d and of m, hd and hm
+    their products with H of the block. Taken is what lowers the error after rounding to halves.
     """
     rows, n = g.shape
-    hd = np.empty(n, np.float32)
-    hm = np.empty(n, np.float32)
     for r in range(rows):
         row = g[r]
-        for b in range(n // block):
-            start, end = b * block, (b + 1) * block
-            hd[:] = ZERO
-            hm[:] = ZERO
-            for j in range(start, end):
-                x, y = by_d[r, j], by_m[r, j]
-                hj = h[j]
-                for k in range(n):
-                    hd[k] += x * hj[k]
-                if has_m:
-                    for k in range(n):
-                        hm[k] += y * hj[k]
-            gd, gm, dd, dm, mm = 0.0, 0.0, 0.0, 0.0, 0.0
-            for j in range(start, end):
-                gd += by_d[r, j] * row[j]
-                gm += by_m[r, j] * row[j]
-                dd += by_d[r, j] * hd[j]
-                dm += by_d[r, j] * hm[j]
-                mm += by_m[r, j] * hm[j]
-            if dd <= 0.0:
-                continue
-            new_d, new_m = d[r, b], m[r, b]
-            determinant = dd * mm - dm * dm
-            if has_m and determinant > 1e-6 * dd * mm:
-                new_d = half(F(d[r, b] + (gd * mm - gm * dm) / determinant))
-                # m makes up for what rounding did to d
-                new_m = half(F(m[r, b] + (gm - dm * (new_d - d[r, b])) / mm))
-            else:
-                new_d = half(F(d[r, b] + gd / dd))
-            x, y = new_d - d[r, b], new_m - m[r, b]
-            if (x * x * dd + 2 * x * y * dm + y * y * mm) < 2 * (x * gd + y * gm):
-                d[r, b], m[r, b] = new_d, new_m
-                for k in range(n):
-                    row[k] -= x * hd[k] + y * hm[k]
+        gd, gm, dd, dm, mm = 0.0, 0.0, 0.0, 0.0, 0.0
+        for j in range(n):
+            gd += by_d[r, j] * row[j]
+            gm += by_m[r, j] * row[j]
+            dd += by_d[r, j] * hd[r, j]
+            dm += by_d[r, j] * hm[r, j]
+            mm += by_m[r, j] * hm[r, j]
+        if dd <= 0.0:
+            continue
+        new_d, new_m = d[r], m[r]
+        determinant = dd * mm - dm * dm
+        if has_m and determinant > 1e-6 * dd * mm:
+            new_d = half(F(d[r] + (gd * mm - gm * dm) / determinant))
+            # m makes up for what rounding did to d
+            new_m = half(F(m[r] + (gm - dm * (new_d - d[r])) / mm))
+        else:
+            new_d = half(F(d[r] + gd / dd))
+        x, y = new_d - d[r], new_m - m[r]
+        if (x * x * dd + 2 * x * y * dm + y * y * mm) < 2 * (x * gd + y * gm):
+            d[r], m[r] = new_d, new_m
+            for k in range(n):
+                row[k] -= x * hd[r, k] + y * hm[r, k]

@@ -9,8 +9,11 @@ H = E[x xT] over the tokens; its diagonal alone is what llama.cpp calls the impo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -27,6 +30,8 @@ from .weights import WeightSource
 
 _WEIGHTS_OF = {OpKind.LINEAR: ("w0", "w1", "w2"), OpKind.LINEAR_GLU: ("gate", "up")}
 _BLOCK_TOKENS = 32
+_MAX_ROWS = 512  # of a step: their products are summed in float32
+_PANEL = 256  # columns of x xT that are computed at once, from the diagonal on
 
 
 class Observable(Executor, Protocol):
@@ -43,8 +48,9 @@ class InputMoments:
     n_rows: int
     squares: np.ndarray
     """(cols) float64: sum of x^2 per channel."""
-    products: np.ndarray | None
-    """(cols, cols) float64: sum of x xT; None where only squares were asked for."""
+    upper: np.ndarray | None
+    """(cols, cols) float64: sum of x xT, of which only what is not left of the diagonal's panel is
+    filled; None where only squares were asked for."""
 
     @classmethod
     def empty(cls, weights: tuple[str, ...], cols: int, is_full: bool) -> InputMoments:
@@ -53,19 +59,34 @@ class InputMoments:
     def add(self, rows: np.ndarray) -> None:
         """rows: (n, cols) float32. Products of one call are summed in float32."""
         self.n_rows += len(rows)
-        if self.products is None:
-            self.squares += np.einsum("ij,ij->j", rows, rows, dtype=np.float64)
+        self.squares += np.einsum("ij,ij->j", rows, rows, dtype=np.float64)
+        if self.upper is None:
             return
-        products = rows.T @ rows
-        self.products += products
-        self.squares += products.diagonal()
+        for start in range(0, rows.shape[1], _PANEL):
+            panel = slice(start, start + _PANEL)
+            self.upper[panel, start:] += rows[:, panel].T @ rows[:, start:]
+
+    def mean_products(self) -> np.ndarray:
+        """E[x xT], float64 (cols, cols)."""
+        if self.upper is None:
+            raise ModelError("only squares of the rows were summed, not their products")
+        upper = np.triu(self.upper)
+        return (upper + np.triu(upper, 1).T) / max(self.n_rows, 1)
+
+    def with_even(self, square: float) -> InputMoments:
+        """As if every row had independent channels of this mean square on top."""
+        if self.upper is None:
+            raise ModelError("only squares of the rows were summed, not their products")
+        added = square * self.n_rows
+        upper = self.upper + added * np.eye(len(self.upper))
+        return InputMoments(self.weights, self.n_rows, self.squares + added, upper)
 
     def joined(self, other: InputMoments) -> InputMoments:
         """The moments of both runs of rows together."""
-        both = self.products is not None and other.products is not None
-        products = self.products + other.products if both else None  # type: ignore[operator]
+        both = self.upper is not None and other.upper is not None
+        upper = self.upper + other.upper if both else None  # type: ignore[operator]
         squares = self.squares + other.squares
-        return InputMoments(self.weights, self.n_rows + other.n_rows, squares, products)
+        return InputMoments(self.weights, self.n_rows + other.n_rows, squares, upper)
 
 
 class Calibrator:
@@ -86,7 +107,7 @@ class Calibrator:
     ) -> None:
         self.context = context
         plan = record_plan(
-            config, weights, min(context, 256), activations=BufferKind.F32, keep=True
+            config, weights, min(context, _MAX_ROWS), activations=BufferKind.F32, keep=True
         )
         self._is_full = full
         self._inputs = observed_inputs(plan)
@@ -105,6 +126,7 @@ class Calibrator:
         if not hasattr(found, "read_rows"):
             raise ModelError(f"the {found.name} executor cannot show its rows; use native")
         self._executor: Observable = found  # type: ignore[assignment]
+        self._pool = ThreadPoolExecutor(threads or os.cpu_count() or 1)
 
     @property
     def moment_bytes(self) -> int:
@@ -125,13 +147,15 @@ class Calibrator:
         for start in range(0, len(tokens), self._executor.max_rows):
             part = tokens[start : start + self._executor.max_rows]
             self._executor.run(_step(part, start, self._executor.n_blocks))
-            for buffer, sums in zip(self._inputs, moments, strict=True):
-                if buffer == self._head:
-                    sums.add(self._executor.hidden)
-                else:
-                    sums.add(self._executor.read_rows(buffer, len(part)))
+            read = [partial(self._rows, buffer, len(part)) for buffer in self._inputs]
+            list(self._pool.map(lambda rows, sums: sums.add(rows()), read, moments))
+
+    def _rows(self, buffer: int, n: int) -> np.ndarray:
+        executor = self._executor
+        return executor.hidden if buffer == self._head else executor.read_rows(buffer, n)
 
     def close(self) -> None:
+        self._pool.shutdown()
         self._executor.close()
 
 

@@ -83,9 +83,14 @@ class DenseRunner(ReferenceExecutor):
     def value(self, name: str) -> np.ndarray:
         return self._decoded[self._ids[name]]
 
-    def replace(self, name: str, values: np.ndarray) -> None:
-        """Gives a weight other float32 values, for all that is computed from now on."""
-        self._decoded[self._ids[name]] = values
+    def changed(self, name: str, values: np.ndarray) -> DenseRunner:
+        """A runner with other float32 values for a weight; all others are shared. Both may advance
+        runs of their own at the same time."""
+        other = copy(self)
+        other._decoded = [*self._decoded]
+        other._decoded[self._ids[name]] = values
+        other._run_op = other._op_methods()
+        return other
 
     def ops_with(self, name: str) -> list[int]:
         """Places in the plan of the ops that read this weight."""
@@ -102,6 +107,9 @@ class DenseRunner(ReferenceExecutor):
             part = x @ w.T
             parts.append(part if bias is None else part + bias)
         return np.concatenate(parts, axis=1)
+
+    def _keep(self, run: Run, layer: int, k: np.ndarray, v: np.ndarray) -> None:
+        """Whole sequences attend to their own rows: no cache is read."""
 
     def _attention(self, run: Run, op: Op) -> None:
         q, k, v = run.split_qkv(op)

@@ -26,7 +26,7 @@ from martlet.scripts.trial import Trial
 # Formats worth their bytes, by the block that a row must be a multiple of.
 CANDIDATES = {
     256: ("Q2_K", "Q3_K", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K", "Q8_0"),
-    32: ("Q4_0", "IQ4_NL", "Q5_0", "Q5_1", "Q8_0"),
+    32: ("Q4_0", "IQ4_NL", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
     1: ("F16",),
 }
 PROBE = {256: "Q4_K", 32: "IQ4_NL"}  # in which the effect of feedback is measured
@@ -34,6 +34,7 @@ TRIAL_TOKENS = 1024  # of trial runs at most; none of them enters the moments
 LEAST_TRIAL_TOKENS = 256
 TRIAL_PRODUCTS = 2e12  # multiplications of all trial runs together, about: minutes on two cores
 SAMPLE_ROWS = 64  # of a matrix, whose errors stand for all rows
+PRICED_ROWS = 4096  # of a matrix, whose errors stand for all rows in a trial
 LEAST_TOKENS = 4096
 EMBEDDING = "token_embd.weight"
 
@@ -76,6 +77,7 @@ class Matrix:
     shape: tuple[int, int]
     seen: InputMoments
     unseen: InputMoments
+    is_multiplied: bool = True  # or else its rows are taken, as an embedding's
     shrinkage: float = 1.0  # 1: rounding without feedback is better
     gain: float = 1.0  # layer error on unseen tokens with feedback, of that without
     errors: dict[str, float] = field(default_factory=dict)
@@ -89,7 +91,7 @@ class Matrix:
 
     def moment(self) -> np.ndarray:
         """float64 (cols, cols), E[x xT] over all tokens."""
-        return _mean(self.seen.joined(self.unseen))
+        return self.seen.joined(self.unseen).mean_products()
 
     def choices(self) -> list[Choice]:
         return [
@@ -143,7 +145,7 @@ def observe(
         # Its rows are taken, not multiplied: every error of a row reaches the model as it is.
         shape = _rows_and_cols(weights, EMBEDDING)
         even = InputMoments((EMBEDDING,), 1, np.ones(shape[1]), np.eye(shape[1]))
-        found.insert(0, Matrix(EMBEDDING, shape, even, even))
+        found.insert(0, Matrix(EMBEDDING, shape, even, even, is_multiplied=False))
     return found
 
 
@@ -167,7 +169,8 @@ def estimate_errors(
     on_matrix: Callable[[], None],
     threads: int | None = None,
 ) -> None:
-    """Fills errors, shrinkage and gain of every matrix from a sample of its rows.
+    """Fills errors, shrinkage and gain of every matrix from a sample of its rows; all moments must
+    be complete.
 
     Errors are judged on the half of the tokens that rounding did not see. The shrinkage of all
     layers is that of the role's middle layer; the gain is measured everywhere. The result does not
@@ -192,7 +195,7 @@ def _estimated(
 ) -> list[Matrix]:
     """Fills what estimate_errors does, of matrices that read one input."""
     feedbacks: dict[float, Feedback] = {}
-    unseen = _mean(matrices[0].unseen)
+    unseen = matrices[0].unseen.mean_products()
     for matrix in matrices:
         values = _sample(matrix, weights)
         scale = matrix.shape[0] / len(values)
@@ -203,7 +206,7 @@ def _estimated(
         probe, shrinkage = _probe(matrix), shrinkages[matrix.role]
         if probe is not None and shrinkage < 1:
             if shrinkage not in feedbacks:
-                feedbacks[shrinkage] = Feedback.of(_mean(matrix.seen), shrinkage)
+                feedbacks[shrinkage] = Feedback.of(matrix.seen.mean_products(), shrinkage)
             error = _error_with(values, probe, feedbacks[shrinkage], unseen) * scale
             matrix.gain = min(1.0, error / max(matrix.errors[probe], 1e-30))
             matrix.shrinkage = shrinkage if matrix.gain < 1 else 1.0
@@ -211,7 +214,10 @@ def _estimated(
 
 
 def measure_sensitivities(
-    matrices: Sequence[Matrix], trial: Trial, on_matrix: Callable[[], None]
+    matrices: Sequence[Matrix],
+    trial: Trial,
+    on_matrix: Callable[[], None],
+    threads: int | None = None,
 ) -> None:
     """Fills sensitivity: KL divergence over layer error of each matrix, coarsely rounded alone."""
     by_name = {matrix.name: matrix for matrix in matrices}
@@ -219,12 +225,43 @@ def measure_sensitivities(
 
     def coarse(name: str, values: np.ndarray) -> np.ndarray:
         rounded = _coarse(values)
-        errors[name] = float(layer_error(values, rounded, by_name[name].moment()).sum())
+        errors[name] = _priced_error(values, rounded, by_name[name].moment())
         return rounded
 
-    for name, divergence in trial.divergences(by_name.keys(), coarse):
+    for name, divergence in trial.divergences(by_name.keys(), coarse, threads):
         by_name[name].sensitivity = divergence / errors[name] if errors[name] > 0 else 0.0
         on_matrix()
+
+
+def count_lookups(matrices: Sequence[Matrix], trial: Trial) -> None:
+    """Adds to the moments of an embedding that is the head as well what its lookups make of errors.
+
+    A row that is looked up enters the model as it is, so its errors count alike in all columns: a
+    multiple of the identity, as large as trials of both uses say.
+    """
+    tied = next((m for m in matrices if m.name == EMBEDDING and m.is_multiplied), None)
+    if tied is None:
+        return
+    moments = tied.moment(), np.eye(tied.shape[1])
+    errors: list[float] = []
+
+    def coarse(_: str, values: np.ndarray) -> np.ndarray:
+        rounded = _coarse(values)
+        errors.extend(_priced_error(values, rounded, moment) for moment in moments)
+        return rounded
+
+    looked_up, computed = trial.divergences_of_tied(coarse)
+    if min(*errors, computed) > 0:
+        even = looked_up / errors[1] / (computed / errors[0])
+        tied.seen, tied.unseen = (m.with_even(max(0.0, even)) for m in (tied.seen, tied.unseen))
+
+
+def _priced_error(values: np.ndarray, rounded: np.ndarray, moment: np.ndarray) -> float:
+    """The layer error, summed over rows; of many rows by a sample."""
+    rows = len(values)
+    n = min(rows, PRICED_ROWS)
+    taken = np.arange(n) * rows // n
+    return float(layer_error(values[taken], rounded[taken], moment).sum()) * rows / n
 
 
 def final_blocks(
@@ -246,7 +283,7 @@ def _best_shrinkage(matrix: Matrix, values: np.ndarray) -> float:
     probe = _probe(matrix)
     if probe is None:
         return 1.0
-    seen, unseen = _mean(matrix.seen), _mean(matrix.unseen)
+    seen, unseen = matrix.seen.mean_products(), matrix.unseen.mean_products()
     plain = _decoded(encode(values, probe, seen.diagonal().astype(np.float32)), probe, values.shape)
     errors = {1.0: float(layer_error(values, plain, unseen).sum())}
     for shrinkage in SHRINKAGES:
@@ -267,11 +304,6 @@ def _error_with(
 
 def _decoded(data: np.ndarray, format_name: str, shape: tuple[int, ...]) -> np.ndarray:
     return dequantize(data.reshape(-1), FORMATS[format_name], shape)
-
-
-def _mean(moments: InputMoments) -> np.ndarray:
-    assert moments.products is not None, "observed with full moments"
-    return moments.products / max(moments.n_rows, 1)
 
 
 def _sample(matrix: Matrix, weights: WeightSource) -> np.ndarray:

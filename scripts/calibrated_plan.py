@@ -77,16 +77,23 @@ class Text:
 Progress = Callable[[str, int, int], None]  # what is done, how many of how many
 
 
-def calibrated_plan(
+@dataclass(frozen=True)
+class Observed:
+    """All that a text says of a file's matrices, whatever becomes of them."""
+
+    matrices: Sequence[Matrix]
+    recipe: Mapping[str, str | int]  # what was read, for the metadata
+
+
+def observed(
     file: GGUFFile,
     text: Text,
-    budget: Budget | None,
-    preset: str | None = None,
     *,
+    with_prices: bool,
     threads: int | None = None,
     progress: Progress = lambda what, done, total: None,
-) -> Plan:
-    """Formats by the budget, or where there is none by the preset; all rounded on the text."""
+) -> Observed:
+    """with_prices: sensitivities are measured, which formats under a budget are chosen by."""
     weights = StoredWeights(file.tensors)
     config = ModelConfig.from_metadata(file.metadata, _shapes(file))
     tokenizer = Tokenizer.from_metadata(file.metadata)
@@ -106,6 +113,12 @@ def calibrated_plan(
     n_chunks = sum(map(len, texts.halves))
     on_chunk = counter("reading the text", n_chunks)
     matrices = calibrated.observe(config, weights, texts, threads=threads, on_chunk=on_chunk)
+    trial = Trial(config, weights, texts.trial)
+    calibrated.count_lookups(matrices, trial)
+    if with_prices:
+        on_matrix = counter("sensitivities", len(matrices))
+        calibrated.measure_sensitivities(matrices, trial, on_matrix, threads)
+    del trial
     on_matrix = counter("errors of formats", len(matrices))
     calibrated.estimate_errors(matrices, weights, on_matrix, threads)
     for matrix in matrices:  # what is copied loses nothing
@@ -116,26 +129,34 @@ def calibrated_plan(
         "text_sha256": hashlib.sha256(text.content.encode()).hexdigest(),
         "context": text.context,
         "tokens": n_chunks * text.context,
-        "allocated": budget is not None,
     }
+    return Observed(matrices, recipe)
+
+
+def calibrated_plan(
+    file: GGUFFile,
+    seen: Observed,
+    budget: Budget | None,
+    preset: str | None = None,
+    *,
+    threads: int | None = None,
+) -> Plan:
+    """Formats by the budget, or where there is none by the preset; all rounded on the text."""
+    recipe = {**seen.recipe, "allocated": budget is not None}
     fields = {_RECIPE: Field.string(json.dumps(recipe))}
     if budget is None:
         known = find_preset(preset or "")
         chosen = choices(known, file.metadata, _shapes(file), has_imatrix=True)
         plan = Plan.of(chosen, known.file_type, fields=fields)
     else:
-        trial = Trial(config, weights, texts.trial)
-        on_matrix = counter("sensitivities", len(matrices))
-        calibrated.measure_sensitivities(matrices, trial, on_matrix)
-        del trial
-        plan = Plan(allocated(file, matrices, budget.of(file), fields), 0, fields=fields)
+        plan = Plan(allocated(file, seen.matrices, budget.of(file), fields), 0, fields=fields)
         plan = replace(plan, file_type=nearest_file_type(file, plan.formats))
     changed = {
         name: format_name
         for name, format_name in plan.formats.items()
         if file.tensors[name].format.name != format_name
     }
-    return replace(plan, encoders=encoders(matrices, changed, threads))
+    return replace(plan, encoders=encoders(seen.matrices, changed, threads))
 
 
 def allocated(

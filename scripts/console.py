@@ -157,13 +157,21 @@ def unwound_by_signals() -> Iterator[None]:
 def byte_progress() -> Iterator[Callable[[str, int, int], None]]:
     """A bar on stderr that appears with the first report and not before."""
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         DownloadColumn(binary_units=True),
         TransferSpeedColumn(),
+        TimeRemainingColumn(),
     )
     bar = Progress(*columns, console=Console(stderr=True))
     task = bar.add_task("", start=True)
@@ -196,12 +204,14 @@ def chunk_progress(what: str, n_chunks: int) -> Iterator[Callable[[int, str], No
 
 @contextlib.contextmanager
 def stage_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr for work in stages: reports take the stage, and how many of how many."""
+    """A bar on stderr for every stage of a work, with the time it took, or will still take:
+    reports take the stage, and how many of how many."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeElapsedColumn as Elapsed
+    from rich.progress import TimeRemainingColumn as Remaining
 
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Elapsed()
+    left = Remaining(elapsed_when_finished=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), left
     with Progress(*columns, console=Console(stderr=True)) as bar:
         stages: dict[str, Any] = {}
 

@@ -86,6 +86,7 @@ def quantize(
     from martlet.scripts.calibrated_plan import Text
     from martlet.scripts.quantize_report import show
     from martlet.scripts.scored_text import read_text
+    from threadpoolctl import threadpool_limits
 
     check_options(type_, calibrate, size, bpw)
     preset = None if type_ is None else find_preset(type_)
@@ -96,7 +97,8 @@ def quantize(
         is_pure=pure,
     )
     importance = None if imatrix is None else read_imatrix(imatrix)
-    with GGUFFile.open(source) as file:
+    # Matrices go to threads of our own; BLAS with threads besides would wait for them, busily.
+    with GGUFFile.open(source) as file, threadpool_limits(1, user_api="blas"):
         if out.exists() and any(out.samefile(part) for part in file.paths):
             raise typer.BadParameter("OUT.gguf is IN.gguf or a shard of it; name another file")
         if calibrate is not None:
@@ -147,11 +149,13 @@ def budget_of(size: str | None, bpw: float | None) -> Budget | None:
 def calibrated(
     file: GGUFFile, text: Text, budget: Budget | None, type_: str | None, threads: int | None
 ) -> Plan:
-    from martlet.scripts.calibrated_plan import calibrated_plan
+    from martlet.scripts.calibrated_plan import calibrated_plan, observed
     from martlet.scripts.console import stage_progress
 
     with stage_progress() as progress:
-        return calibrated_plan(file, text, budget, type_, threads=threads, progress=progress)
+        with_prices = budget is not None
+        seen = observed(file, text, with_prices=with_prices, threads=threads, progress=progress)
+    return calibrated_plan(file, seen, budget, type_, threads=threads)
 
 
 def parse_patterns(given: Sequence[str]) -> list[tuple[str, str]]:

@@ -4,7 +4,10 @@ not know formats or why a weight is changed."""
 
 from __future__ import annotations
 
+import os
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,38 +40,74 @@ class Trial:
         run = self._dense.begin()
         self._dense.advance(run, 0)
         head = self._dense.value(self._head)
-        self._tokens = _tokens_that_matter(run.hidden(), head)
-        self._base = log_softmax(run.hidden() @ head[self._tokens].T)
+        self._hidden = run.hidden()
+        self._tokens = _tokens_that_matter(self._hidden, head)
+        self._base = self._predictions(self._hidden, head)
 
     def divergences(
-        self, names: Collection[str], change: Callable[[str, np.ndarray], np.ndarray]
+        self,
+        names: Collection[str],
+        change: Callable[[str, np.ndarray], np.ndarray],
+        threads: int | None = None,
     ) -> Iterator[tuple[str, float]]:
         """(name, divergence) with each of these weights alone replaced by change(name, values),
-        float32 of their shape, in the order in which the model reads them."""
+        float32 of their shape, in the order in which the model reads them.
+
+        As many run at once as there are threads; `change` must bear that.
+        """
+        n_threads = threads or os.cpu_count() or 1
         dense, run = self._dense, self._dense.begin()
+        waiting: deque[tuple[str, Future[float]]] = deque()
         done: set[str] = set()
-        for at in range(len(dense.plan.ops)):
-            for name in self._weights_at(at):
-                if name in names and name not in done:
-                    done.add(name)
-                    yield name, self._with(name, change(name, dense.value(name)), run, at)
-            dense.advance(run, at, at + 1)
+        with ThreadPoolExecutor(n_threads) as pool:
+            for at in range(len(dense.plan.ops)):
+                for name in self._weights_at(at):
+                    if name in names and name not in done:
+                        done.add(name)
+                        branch = dense.branch(run, at)
+                        waiting.append((name, pool.submit(self._with, name, change, branch, at)))
+                while len(waiting) > n_threads:  # each holds the rows of a branch
+                    yield _first(waiting)
+                dense.advance(run, at, at + 1)
+            while waiting:
+                yield _first(waiting)
+
+    def divergences_of_tied(
+        self, change: Callable[[str, np.ndarray], np.ndarray]
+    ) -> tuple[float, float]:
+        """Of an embedding that is the head as well: with other rows looked up, and with other
+        logits computed, each by itself."""
+        before = self._dense.value(self._head)
+        values = change(self._head, before)
+        dense = self._dense.changed(self._head, values)
+        run = dense.begin()
+        dense.advance(run, 0)
+        pairs = (run.hidden(), before), (self._hidden, values)
+        looked_up, computed = (self._divergence(*pair) for pair in pairs)
+        return looked_up, computed
 
     def _weights_at(self, at: int) -> list[str]:
         plan = self._dense.plan
         return [plan.tensors[w].name for w in plan.ops[at].weights if w >= 0]
 
-    def _with(self, name: str, values: np.ndarray, run: Run, at: int) -> float:
-        dense = self._dense
-        branch, before = dense.branch(run, at), dense.value(name)
-        dense.replace(name, values)
-        try:
-            dense.advance(branch, at)
-            logits = branch.hidden() @ dense.value(self._head)[self._tokens].T
-        finally:
-            dense.replace(name, before)
-        other = log_softmax(logits)
-        return float((np.exp(self._base) * (self._base - other)).sum(axis=1).mean())
+    def _with(
+        self, name: str, change: Callable[[str, np.ndarray], np.ndarray], branch: Run, at: int
+    ) -> float:
+        dense = self._dense.changed(name, change(name, self._dense.value(name)))
+        dense.advance(branch, at)
+        return self._divergence(branch.hidden(), dense.value(self._head))
+
+    def _divergence(self, hidden: np.ndarray, head: np.ndarray) -> float:
+        rest = self._base - self._predictions(hidden, head)
+        return float((np.exp(self._base) * rest).sum(axis=1).mean())
+
+    def _predictions(self, hidden: np.ndarray, head: np.ndarray) -> np.ndarray:
+        return log_softmax(hidden @ head[self._tokens].T)
+
+
+def _first(waiting: deque[tuple[str, Future[float]]]) -> tuple[str, float]:
+    name, divergence = waiting.popleft()
+    return name, divergence.result()
 
 
 def _tokens_that_matter(hidden: np.ndarray, head: np.ndarray) -> np.ndarray:

@@ -200,7 +200,10 @@ class ReferenceExecutor:
         self._values = [np.zeros((n, k.kv_heads, k.value_dim), dtype) for n, k in layers]
         self.n_states = n_states if plan.states else 0
         self._states = [np.zeros((self.n_states, width), np.float32) for width in plan.states]
-        self._run_op: dict[OpKind, Callable[[Run, Op], None]] = {
+        self._run_op = self._op_methods()
+
+    def _op_methods(self) -> dict[OpKind, Callable[[Run, Op], None]]:
+        return {
             OpKind.EMBED: self._embed,
             OpKind.NORM: self._norm,
             OpKind.QUANTIZE: self._quantize,
@@ -318,10 +321,7 @@ class ReferenceExecutor:
             factor = (1 + np.float32(op.float_of("temperature")) * grown).astype(np.float32)
             q = q * factor[:, None, None]
         layer = op.int_of("kv_layer")
-        cached_k, cached_v = map(self._round_kv, (k, v))
-        slots = run.slots_of(run.row_seq, run.step.positions, self._is_windowed[layer])
-        self._keys[layer][slots] = cached_k
-        self._values[layer][slots] = cached_v
+        self._keep(run, layer, *map(self._round_kv, (k, v)))
         n = len(q)
         run.store(op, np.concatenate([part.reshape(n, -1) for part in (q, k, v)], axis=1))
 
@@ -334,6 +334,11 @@ class ReferenceExecutor:
         )
         head_dim = op.int_of("head_dim")
         return q.reshape(len(q), -1, head_dim), k.reshape(len(k), -1, head_dim)
+
+    def _keep(self, run: Run, layer: int, k: np.ndarray, v: np.ndarray) -> None:
+        slots = run.slots_of(run.row_seq, run.step.positions, self._is_windowed[layer])
+        self._keys[layer][slots] = k
+        self._values[layer][slots] = v
 
     def _round_kv(self, x: np.ndarray) -> np.ndarray:
         """Heads as the cache will hold them. Half precision saturates instead of overflowing."""

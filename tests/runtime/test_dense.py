@@ -50,10 +50,8 @@ def test_a_branch_with_another_weight_is_a_run_of_the_other_model() -> None:
     (at,) = dense.ops_with(name)
     run = dense.begin()
     dense.advance(run, 0, at)
-    branch, before = dense.branch(run, at), dense.value(name)
-    dense.replace(name, changed)
-    dense.advance(branch, at)
-    dense.replace(name, before)
+    branch = dense.branch(run, at)
+    dense.changed(name, changed).advance(branch, at)
     dense.advance(run, at)
     for found, wanted in ((branch.hidden(), expected(other)), (run.hidden(), expected(model))):
         assert np.abs(found - wanted).max() < 1e-4 * np.abs(wanted).max()

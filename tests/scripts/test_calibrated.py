@@ -37,9 +37,10 @@ def model() -> TinyModel:
 def matrices(model: TinyModel) -> list[Matrix]:
     texts = Texts.split(chunks(100), 8192)
     found = calibrated.observe(model.config, model.weights, texts)
-    calibrated.estimate_errors(found, model.weights, lambda: None)
     trial = Trial(model.config, model.weights, texts.trial)
+    calibrated.count_lookups(found, trial)
     calibrated.measure_sensitivities(found, trial, lambda: None)
+    calibrated.estimate_errors(found, model.weights, lambda: None)
     return found
 
 
