@@ -125,7 +125,7 @@ def observed(
         stored = file.tensors[matrix.name].format
         if stored.block > 1 or stored.name in matrix.errors:
             matrix.errors[stored.name] = 0.0
-    recipe = {
+    recipe: dict[str, str | int] = {
         "text_sha256": hashlib.sha256(text.content.encode()).hexdigest(),
         "context": text.context,
         "tokens": n_chunks * text.context,

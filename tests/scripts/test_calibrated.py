@@ -108,6 +108,37 @@ def test_divergence_is_that_of_the_two_models(model: TinyModel) -> None:
         assert found == pytest.approx(expected, rel=1e-3)
 
 
+def test_the_uses_of_a_tied_embedding_are_told_apart(model: TinyModel) -> None:
+    sequences = [[token % 45 for token in chunk] for chunk in chunks(3, seed=3)]
+    trial = Trial(model.config, model.weights, sequences)
+
+    def upper_rows(_: str, values: np.ndarray) -> np.ndarray:
+        return np.concatenate([values[:45], values[45:] * np.float32(1.1)])
+
+    looked_up, computed = trial.divergences_of_tied(upper_rows)
+    assert abs(looked_up) < 1e-9 < 1e-5 < computed
+    looked_up, computed = trial.divergences_of_tied(lambda _, values: values * np.float32(1.1))
+    ((_, both),) = trial.divergences({"token_embd.weight"}, lambda _, values: values * 1.1)
+    assert min(looked_up, computed) > 1e-5
+    assert both < 4 * max(looked_up, computed)
+
+
+def test_lookups_of_a_tied_embedding_count_alike_in_all_columns(model: TinyModel) -> None:
+    texts = Texts.split(chunks(100), 8192)
+    found = calibrated.observe(model.config, model.weights, texts)
+    before = {m.name: m.moment() for m in found}
+    calibrated.count_lookups(found, Trial(model.config, model.weights, texts.trial))
+    for m in found:
+        added = m.moment() - before[m.name]
+        if m.name == "token_embd.weight":
+            even = added[0, 0]
+            assert even > 0
+            assert np.allclose(added, even * np.eye(len(added)), atol=1e-9 * even)
+            assert np.allclose(m.seen.squares / m.seen.n_rows, m.seen.mean_products().diagonal())
+        else:
+            assert not added.any()
+
+
 def logits(model: TinyModel, sequences: list[list[int]]) -> np.ndarray:
     from martlet.runtime.dense import DenseRunner
 
