@@ -66,7 +66,7 @@ class Texts:
         used = [chunks[i * len(chunks) // n_used] for i in range(n_used)]
         trial = {(2 * i + 1) * n_used // (2 * n_trial) for i in range(n_trial)}
         rest = [chunk for i, chunk in enumerate(used) if i not in trial]
-        return cls((rest[0::2], rest[1::2]), [used[i] for i in sorted(trial)])
+        return cls((rest[0::2], rest[1::2]), [used[i][:trial_tokens] for i in sorted(trial)])
 
 
 @dataclass

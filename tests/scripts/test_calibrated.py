@@ -67,7 +67,8 @@ def test_trials_of_large_models_run_fewer_tokens() -> None:
     between = [tokens(1024, layers) for layers in (35, 40, 45)]
     assert between[0] > between[1] > between[2] > calibrated.LEAST_TRIAL_TOKENS
     assert between[0] < calibrated.TRIAL_TOKENS
-    assert len(Texts.split(chunks(80, context=128), 8192, 300).trial) == 2
+    split = [Texts.split(chunks(80, context=128), 8192, n).trial for n in (300, 100)]
+    assert [[len(chunk) for chunk in trial] for trial in split] == [[128, 128], [100]]
 
 
 def test_moments_that_do_not_fit_are_refused_with_both_numbers(
