@@ -82,6 +82,40 @@ static int32_t load_kv(mt_engine *e, const mt_plan *p, char *err) {
                                   e->kv_bytes);
 }
 
+/* Room for as many rows as an expert takes at a time, in all planes. */
+static size_t gathered_bytes(const mt_engine *e) {
+    size_t most = 0;
+    for (int32_t i = 0; i < e->plan.n_ops; i++) {
+        const mt_op *op = &e->ops[i];
+        if (op->kind != MT_OP_EXPERT_GLU) continue;
+        /* one plane has twice as many rows: see MT_COL_CHUNK in ops_experts.c */
+        const int fits = MT_COL_CHUNK / 2, rows = e->plan.max_rows < fits ? e->plan.max_rows : fits;
+        const size_t n = (size_t)rows * (size_t)e->buffers[op->in[0]].row_bytes;
+        if (n > most) most = n;
+    }
+    return 2 * most;
+}
+
+/* Sizes, and with a base places, of the tables of mt_pairs. */
+static size_t pairs_layout(mt_engine *e, uint8_t *base) {
+    int32_t n_experts = 0, used = 0;
+    for (int32_t i = 0; i < e->plan.n_ops; i++) {
+        const mt_op *op = &e->ops[i];
+        if (op->kind != MT_OP_EXPERT_GLU && op->kind != MT_OP_EXPERT_SUM) continue;
+        if (op->i[0] > n_experts) n_experts = op->i[0];
+        if (op->i[1] > used) used = op->i[1];
+    }
+    const size_t n_pairs = (size_t)e->plan.max_rows * (size_t)used;
+    const size_t of_experts = mt_aligned(((size_t)n_experts + 1) * sizeof(int32_t));
+    const size_t of_pairs = mt_aligned(n_pairs * sizeof(int32_t));
+    if (base)
+        e->pairs = (mt_pairs){.start = (int32_t *)(void *)base,
+                              .active = (int32_t *)(void *)(base + of_experts),
+                              .row = (int32_t *)(void *)(base + 2 * of_experts),
+                              .weight = (float *)(void *)(base + 2 * of_experts + of_pairs)};
+    return 2 * (of_experts + of_pairs);
+}
+
 static size_t scratch_layout(mt_engine *e, mt_scratch *s, uint8_t *base) {
     size_t widest = MT_GLU_CHUNK, head_dim = 16, at = 0;
     for (int32_t i = 0; i < e->plan.n_buffers; i++)
@@ -101,6 +135,7 @@ static size_t scratch_layout(mt_engine *e, mt_scratch *s, uint8_t *base) {
                  {(void **)&s->acc, MT_COL_CHUNK * MT_TILE_ROWS * sizeof(float)},
                  {(void **)&s->rows, MT_FLOAT_ROWS * MT_K_FLOATS * sizeof(float)},
                  {(void **)&s->row, widest * sizeof(float)},
+                 {(void **)&s->gathered, gathered_bytes(e)},
                  {(void **)&s->attn, MT_ATTN_SCRATCH * sizeof(float)},
                  {(void **)&s->q, MT_ATTN_MAX_ROWS * head_dim * sizeof(float)},
                  {(void **)&s->part, per_row},
@@ -137,7 +172,7 @@ static int32_t load_scratch(mt_engine *e, char *err) {
     const size_t progress = mt_aligned((size_t)e->plan.n_ops * MT_PHASES * sizeof(mt_progress));
     e->arena_bytes = mt_aligned((size_t)e->plan.arena_bytes);
     e->scratch_bytes = per_thread * n + mt_aligned(partials) + progress + mt_aligned(rows * 4) +
-                       mt_aligned(rows * sizeof(mt_row_tile));
+                       mt_aligned(rows * sizeof(mt_row_tile)) + pairs_layout(e, NULL);
     e->arena = mt_big_alloc(e->arena_bytes);
     uint8_t *at = e->scratch_memory = mt_big_alloc(e->scratch_bytes);
     if (!e->arena || !at)
@@ -151,6 +186,7 @@ static int32_t load_scratch(mt_engine *e, char *err) {
     e->row_seq = (int32_t *)(void *)at;
     at += mt_aligned(rows * 4);
     e->tiles = (mt_row_tile *)(void *)at;
+    pairs_layout(e, at + mt_aligned(rows * sizeof(mt_row_tile)));
     return 0;
 }
 
@@ -404,8 +440,9 @@ int32_t mt_engine_read_rows(const mt_engine *e, int32_t buffer, int32_t n_rows, 
     const mt_buffer *b = &e->buffers[buffer];
     if (b->kind != MT_BUF_F32 || b->is_logits)
         return mt_fail(err, "buffer %d holds no floats of the arena", buffer);
-    if (n_rows < 0 || n_rows > e->plan.max_rows)
-        return mt_fail(err, "cannot read %d rows, a buffer has %d", n_rows, e->plan.max_rows);
+    if (n_rows < 0 || n_rows > e->plan.max_rows * b->per_row)
+        return mt_fail(err, "cannot read %d rows, the buffer has %d", n_rows,
+                       e->plan.max_rows * b->per_row);
     const size_t width = (size_t)b->width;
     for (int32_t i = 0; i < n_rows; i++)
         memcpy(out + (size_t)i * width, mt_row(e, buffer, i), width * sizeof(float));

@@ -19,7 +19,10 @@ enum {
     MT_TILE_VECTORS = 24, /* query vectors of an attention item, at least, if there are so many */
     MT_SPLIT_ROWS = 16,   /* rows of a step up to which attention is split over positions */
     MT_PHASES = 2,        /* an op does its work items in one phase, or in two */
-    MT_SPIN_US = 20       /* a thread without work spins this long for the others, then sleeps */
+    MT_N_INPUTS = sizeof((mt_op *)0)->in / sizeof(int32_t),
+    MT_MAX_EXPERTS = 1024, /* of a layer */
+    MT_MAX_USED = 64,      /* that a row can choose */
+    MT_SPIN_US = 20        /* a thread without work spins this long for the others, then sleeps */
 };
 
 typedef struct mt_weight {
@@ -48,6 +51,7 @@ typedef struct mt_scratch {
     float *acc;           /* (MT_COL_CHUNK, 32) */
     float *rows;          /* (MT_FLOAT_ROWS, MT_K_FLOATS) widened activations */
     float *row;           /* (widest buffer) */
+    uint8_t *gathered;    /* rows of an expert, see gathered_bytes */
     float *attn;          /* MT_ATTN_SCRATCH floats */
     float *q;             /* (MT_ATTN_MAX_ROWS, head_dim) query vectors of an item */
     float *part, *total;  /* (MT_ATTN_MAX_ROWS, v_stride) */
@@ -58,6 +62,15 @@ typedef struct mt_row_tile {
     int32_t seq, first, n;
     int64_t cost; /* rows x positions before them, roughly what it takes */
 } mt_row_tile;
+
+/* The rows of a step and the experts that they have chosen, by expert and then by row. */
+typedef struct mt_pairs {
+    int32_t *start;  /* (experts + 1) first pair of each */
+    int32_t *active; /* (n_active) experts that have pairs */
+    int32_t *row;    /* (pairs) */
+    float *weight;   /* (pairs) of this expert's result in that of the row */
+    int32_t n_active;
+} mt_pairs;
 
 /* Work items of one phase: handed out so far, and finished. */
 typedef struct mt_progress {
@@ -89,6 +102,7 @@ struct mt_engine {
     int32_t *row_seq;   /* (max_rows) */
     mt_row_tile *tiles; /* (max_rows) */
     int32_t n_tiles;
+    mt_pairs pairs;     /* of the op being run, if it is of experts */
     int32_t split_rows; /* rows up to which attention may be split */
     float *partials;    /* (split_rows * heads, splits, v_stride + 2) */
     int32_t max_splits;
@@ -112,7 +126,7 @@ static inline int mt_rows_of(const mt_engine *e, const mt_buffer *b) {
     switch (b->rows) {
     case MT_ROWS_OUT: return e->step->n_out;
     case MT_ROWS_HIDDEN: return e->step->n_hidden;
-    default: return e->step->n_rows;
+    default: return e->step->n_rows * b->per_row;
     }
 }
 static inline uint8_t *mt_row(const mt_engine *e, int32_t id, int row) {
@@ -154,7 +168,8 @@ typedef struct mt_phase {
 const mt_phase *mt_phase_of(int32_t kind, int phase);
 extern const mt_phase mt_attention_phases[MT_PHASES];
 extern const mt_phase mt_linear_phase, mt_linear_glu_phase, mt_gate_phase, mt_conv_phase,
-    mt_delta_phase, mt_scan_phase;
+    mt_delta_phase, mt_scan_phase, mt_router_phase;
+extern const mt_phase mt_expert_glu_phases[MT_PHASES], mt_expert_sum_phases[MT_PHASES];
 
 int32_t mt_fail(char *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

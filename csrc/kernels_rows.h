@@ -133,23 +133,28 @@ static void norm(const float *x, int n, const mt_norm *how, float *out) {
 }
 
 /* sigmoid(g) = 1 / (1 + exp(-g)); silu(g) = g / (1 + exp(-g)); gelu_tanh(g) = g / (1 + exp(-2 z)) with
- * z = sqrt(2/pi) (g + 0.044715 g^3), as (1 + tanh z) / 2 is the logistic function of 2 z. */
+ * z = sqrt(2/pi) (g + 0.044715 g^3), as (1 + tanh z) / 2 is the logistic function of 2 z;
+ * clamped(g, u) = g / (1 + exp(-1.702 g)) (u + 1), both cut off at 7. */
 static void glu(const float *gate, const float *up, int n, int activation, float *out) {
     const vf one = vf_set1(1.0f);
     for (int i = 0; i < n; i += 16) {
-        const vf g = load_part(gate + i, n - i);
+        vf g = load_part(gate + i, n - i), u = load_part(up + i, n - i), z = g;
         if (activation == MT_ACT_IDENTITY) {
-            store_part(out + i, vf_mul(g, load_part(up + i, n - i)), n - i);
+            store_part(out + i, vf_mul(g, u), n - i);
             continue;
         }
-        vf z = g;
         if (activation == MT_ACT_GELU_TANH) {
             const vf cubic = vf_fma(vf_mul(vf_mul(g, g), g), vf_set1(0.044715f), g);
             z = vf_mul(cubic, vf_set1(1.5957691216f)); /* 2 sqrt(2 / pi) */
+        } else if (activation == MT_ACT_CLAMPED) {
+            const vf limit = vf_set1(7.0f);
+            g = vf_min(g, limit);
+            z = vf_mul(g, vf_set1(1.702f));
+            u = vf_add(vf_max(vf_min(u, limit), vf_set1(-7.0f)), one);
         }
         const vf e = vf_exp(vf_sub(vf_set1(0.0f), z));
         const vf share = activation == MT_ACT_SIGMOID ? one : g;
-        const vf y = vf_mul(vf_div(share, vf_add(one, e)), load_part(up + i, n - i));
+        const vf y = vf_mul(vf_div(share, vf_add(one, e)), u);
         store_part(out + i, y, n - i);
     }
 }

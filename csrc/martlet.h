@@ -19,7 +19,7 @@
 /* ---- cffi begins ---- */
 
 enum {
-    MT_ABI_VERSION = 10,
+    MT_ABI_VERSION = 11,
     MT_ERR_BYTES = 256 /* size of the message buffer that a failing call fills */
 };
 
@@ -60,7 +60,10 @@ enum mt_op_kind {
     MT_OP_CONV = 13,
     MT_OP_DELTA = 14,
     MT_OP_SCAN = 15,
-    MT_N_OP_KINDS = 16
+    MT_OP_ROUTER = 16,
+    MT_OP_EXPERT_GLU = 17,
+    MT_OP_EXPERT_SUM = 18,
+    MT_N_OP_KINDS = 19
 };
 
 enum mt_op_flag {
@@ -71,12 +74,21 @@ enum mt_buffer_kind { MT_BUF_F32 = 0, MT_BUF_Q8 = 1, MT_BUF_BF16 = 2, MT_N_BUFFE
 /* rows of the step, of its logits, of its hidden states */
 enum mt_row_kind { MT_ROWS_ALL = 0, MT_ROWS_OUT = 1, MT_ROWS_HIDDEN = 2 };
 enum mt_rope_style { MT_ROPE_PAIR = 0, MT_ROPE_HALF = 1 };
+/* CLAMPED: min(g, 7) * sigmoid(1.702 g) * (clamp(u, -7, 7) + 1), see runtime/ops.py */
 enum mt_activation {
     MT_ACT_SILU = 0,
     MT_ACT_GELU_TANH = 1,
     MT_ACT_SIGMOID = 2,
     MT_ACT_IDENTITY = 3,
-    MT_N_ACTIVATIONS = 4
+    MT_ACT_CLAMPED = 4,
+    MT_N_ACTIVATIONS = 5
+};
+/* of a router; CHOSEN: softmax of the chosen experts' logits alone */
+enum mt_gating {
+    MT_GATING_SOFTMAX = 0,
+    MT_GATING_SIGMOID = 1,
+    MT_GATING_CHOSEN = 2,
+    MT_N_GATINGS = 3
 };
 /* Q8_0: int8 with one half-precision scale per 32 values of a head */
 enum mt_kv_type { MT_KV_F16 = 0, MT_KV_F32 = 1, MT_KV_Q8_0 = 2 };
@@ -85,7 +97,7 @@ enum mt_kv_type { MT_KV_F16 = 0, MT_KV_F32 = 1, MT_KV_Q8_0 = 2 };
 typedef struct mt_op {
     int32_t kind;
     int32_t flags;
-    int32_t in[2];    /* buffer ids */
+    int32_t in[3];    /* buffer ids */
     int32_t out;      /* buffer id */
     int32_t out_rest; /* buffer id: what a Q8 out leaves over, or -1 */
     int32_t w[6];     /* tensor ids */
@@ -93,12 +105,15 @@ typedef struct mt_op {
     float f[4];       /* float attributes */
 } mt_op;
 
-/* A matrix with one row per row of the step, at a fixed place in the arena. */
+/* A matrix at a fixed place in the arena, with per_row rows for every row of the step: one, or one
+ * for each expert that a row has chosen. */
 typedef struct mt_buffer {
     int32_t kind;      /* mt_buffer_kind */
     int32_t rows;      /* mt_row_kind */
     int32_t width;     /* values per row */
     int32_t is_logits; /* 1: lives in mt_step.logits, not in the arena */
+    int32_t per_row;   /* at least 1; more: rows in the order of mt_pairs */
+    int32_t pad;
     int64_t offset;    /* bytes from the start of the arena */
     int64_t row_bytes; /* stride between rows */
 } mt_buffer;

@@ -61,8 +61,27 @@ static void run_glu(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {
     if (to == s->row) mt_store_blocks(e, op, r, first / MT_BLOCK, to, n, MT_BLOCK_BYTES);
 }
 
+/* Sixteen sums side by side, folded in halves: one order on every machine. */
+static float dot(const float *x, const float *y, int n) {
+    float lanes[16] = {0};
+    for (int i = 0; i < n / 16 * 16; i += 16)
+        for (int lane = 0; lane < 16; lane++) lanes[lane] += x[i + lane] * y[i + lane];
+    for (int i = n / 16 * 16; i < n; i++) lanes[i % 16] += x[i] * y[i];
+    for (int half = 8; half; half /= 2)
+        for (int lane = 0; lane < half; lane++) lanes[lane] += lanes[lane + half];
+    return lanes[0];
+}
+
 static void run_add(mt_engine *e, const mt_op *op, int r, mt_scratch *s) {
     (void)s;
+    if (op->w[0] >= 0) {
+        const mt_weight *gate = &e->weights[op->w[0]];
+        const float by = dot(mt_row_f32(e, op->in[1], r), gate->values, (int)gate->cols);
+        const float share = 1 / (1 + expf(-by)), *x = mt_row_f32(e, op->in[0], r);
+        float *out = mt_row_f32(e, op->out, r);
+        for (int i = 0; i < e->buffers[op->out].width; i++) out[i] += share * x[i];
+        return;
+    }
     e->kernels->add(mt_row_f32(e, op->in[0], r), e->buffers[op->out].width,
                     mt_row_f32(e, op->out, r));
 }
@@ -163,6 +182,9 @@ static const mt_phase row_phases[MT_N_OP_KINDS] = {
 const mt_phase *mt_phase_of(int32_t kind, int phase) {
     switch (kind) {
     case MT_OP_ATTENTION: return &mt_attention_phases[phase];
+    case MT_OP_EXPERT_GLU: return &mt_expert_glu_phases[phase];
+    case MT_OP_EXPERT_SUM: return &mt_expert_sum_phases[phase];
+    case MT_OP_ROUTER: return phase == 0 ? &mt_router_phase : NULL;
     case MT_OP_LINEAR: return phase == 0 ? &mt_linear_phase : NULL;
     case MT_OP_LINEAR_GLU: return phase == 0 ? &mt_linear_glu_phase : NULL;
     case MT_OP_GATE: return phase == 0 ? &mt_gate_phase : NULL;

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import FileFormatError, UnsupportedError
+from .experts import ExpertDefaults, Experts, read_experts
 from .metadata_keys import Keys
 from .rope import Rope, read_rope
 
@@ -27,18 +28,20 @@ class Architecture:
     scales_embedding: bool = False  # rows of the embedding are multiplied by sqrt(dim)
     local_every: int = 0  # sliding_window_pattern: layer l is local when l mod n < n - 1
     local_rope_base: float | None = None  # None: the same as on global layers
+    experts: ExpertDefaults | None = None  # None: no file has any
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture(),
+    "llama": Architecture(experts=ExpertDefaults(renormalize=True)),
     "qwen2": Architecture(),
+    "qwen2moe": Architecture(experts=ExpertDefaults()),
     "qwen3": Architecture(),
+    "qwen3moe": Architecture(experts=ExpertDefaults(renormalize=True)),
     "gemma3": Architecture(scales_embedding=True, local_every=6, local_rope_base=10000.0),
 }
 
 # Keys that change the arithmetic in ways that no op implements; a neutral value is no obstacle.
 _UNSUPPORTED: dict[str, tuple[str, float]] = {
-    "expert_count": ("experts", 0),
     "nextn_predict_layers": ("multi-token prediction blocks", 0),
     "attn_logit_softcapping": ("soft-capped attention scores", 0),
     "final_logit_softcapping": ("soft-capped logits", 0),
@@ -57,6 +60,7 @@ class LayerConfig:
     ffn_dim: int
     window: int  # a key is visible when its distance is below this; 0: all keys
     rope: Rope
+    experts: Experts | None = None  # None: a dense layer
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,9 @@ def _layers(keys: Keys, arch: Architecture, dim: int) -> tuple[LayerConfig, ...]
     kv_heads = keys.per_layer("attention.head_count_kv", n_layers, default=heads)
     ffn_dims = keys.per_layer("feed_forward_length", n_layers)
     windows = _windows(keys, arch, n_layers)
+    if arch.experts is None:
+        keys.refuse({"expert_count": ("experts", 0)})
+    experts = read_experts(keys, arch.experts or ExpertDefaults(), ffn_dims)
     layers = []
     for n, (h, kv, ffn, window) in enumerate(zip(heads, kv_heads, ffn_dims, windows, strict=True)):
         if h % kv:
@@ -147,7 +154,7 @@ def _layers(keys: Keys, arch: Architecture, dim: int) -> tuple[LayerConfig, ...]
         head_dim = _head_size(keys, "attention.key_length", window, dim, h)
         value_dim = _head_size(keys, "attention.value_length", window, dim, h)
         rope = read_rope(keys, head_dim, local_base=arch.local_rope_base, is_local=window > 0)
-        layers.append(LayerConfig(h, kv, head_dim, value_dim, ffn, window, rope))
+        layers.append(LayerConfig(h, kv, head_dim, value_dim, ffn, window, rope, experts[n]))
     return tuple(layers)
 
 

@@ -9,6 +9,7 @@ what the native executor says it has allocated.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ TILE_ROWS = 32
 ALIGNMENT = 64
 SPLIT_TOKENS = 256  # positions of one attention split
 SPLIT_ROWS = 16  # rows of a step up to which attention is split over positions
+GATHERED_ROWS = 126  # of one expert at a time
 THREAD_BYTES = 192 << 10  # working space of a thread beside one row of the widest buffer: about
 
 
@@ -142,7 +144,7 @@ def _tensor_bytes(tensor: PlanTensor) -> int:
         return 8 * tensor.values.size
     if len(tensor.shape) == 1:
         return 4 * tensor.shape[0]
-    rows, cols = tensor.shape
+    rows, cols = math.prod(tensor.shape[:-1]), tensor.shape[-1]
     n_tiles = -(-rows // TILE_ROWS)
     if tensor.format in FLOAT_BYTES:
         return n_tiles * TILE_ROWS * cols * FLOAT_BYTES[tensor.format]
@@ -174,8 +176,14 @@ def kv_lower_bytes(plan: Plan, context: int, kv_type: KvType) -> int:
 
 def arena_bytes(plan: Plan, pool_tokens: int, n_threads: int) -> int:
     widest = max((buffer.width for buffer in plan.buffers), default=0)
-    per_thread = THREAD_BYTES + 4 * widest
+    per_thread = THREAD_BYTES + 4 * widest + gathered_bytes(plan)
     return aligned(plan.arena_bytes) + split_bytes(plan, pool_tokens) + n_threads * per_thread
+
+
+def gathered_bytes(plan: Plan) -> int:
+    """Rows of one expert, copied to lie behind each other, in two planes."""
+    inputs = (plan.buffers[op.inputs[0]] for op in plan.ops if op.kind is OpKind.EXPERT_GLU)
+    return 2 * min(plan.max_rows, GATHERED_ROWS) * max((b.row_bytes for b in inputs), default=0)
 
 
 def split_bytes(plan: Plan, pool_tokens: int) -> int:

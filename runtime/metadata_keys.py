@@ -37,15 +37,23 @@ class Keys:
         """A whole number; positive where the key is required, else 0 is allowed."""
         return self._count(key, self.get(key, default), least=1 if default is None else 0)
 
-    def per_layer(self, key: str, n_layers: int, default: list[int] | None = None) -> list[int]:
-        """One positive count per layer, from a list or one number for all."""
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            raise FileFormatError(f"{self.arch}.{key} is {value!r}, expected true or false")
+        return value
+
+    def per_layer(
+        self, key: str, n_layers: int, default: list[int] | None = None, *, least: int = 1
+    ) -> list[int]:
+        """One count per layer, from a list or one number for all."""
         value = self.get(key, default)
         values = value if isinstance(value, list) else [value] * n_layers
         if len(values) != n_layers:
             raise FileFormatError(
                 f"{self.arch}.{key} has {len(values)} values for {n_layers} layers"
             )
-        return [self._count(key, v, least=1) for v in values]
+        return [self._count(key, v, least) for v in values]
 
     def refuse(self, unsupported: Mapping[str, tuple[str, float]]) -> None:
         """Refuses keys (what they ask for, neutral value) that are neither neutral nor 0."""

@@ -11,7 +11,7 @@ from enum import IntEnum
 
 import numpy as np
 
-ABI_VERSION = 10
+ABI_VERSION = 11
 Q8_BLOCK = 32  # activations share one scale per 32 values
 FLAG_ACCUMULATE = 1
 
@@ -33,6 +33,9 @@ class OpKind(IntEnum):
     CONV = 13
     DELTA = 14
     SCAN = 15
+    ROUTER = 16
+    EXPERT_GLU = 17
+    EXPERT_SUM = 18
 
 
 class BufferKind(IntEnum):
@@ -61,6 +64,15 @@ class Activation(IntEnum):
     GELU_TANH = 1
     SIGMOID = 2
     IDENTITY = 3
+    CLAMPED = 4  # min(gate, 7) * sigmoid(1.702 * gate) * (clamp(up, -7, 7) + 1), as of gpt-oss
+
+
+class Gating(IntEnum):
+    """How a router makes weights of its logits."""
+
+    SOFTMAX = 0
+    SIGMOID = 1
+    CHOSEN = 2  # softmax of the chosen experts' logits alone
 
 
 class KvType(IntEnum):
@@ -81,7 +93,7 @@ OP_DTYPE = np.dtype(
     [
         ("kind", "<i4"),
         ("flags", "<i4"),
-        ("in", "<i4", (2,)),
+        ("in", "<i4", (3,)),
         ("out", "<i4"),
         ("out_rest", "<i4"),
         ("w", "<i4", (6,)),
@@ -96,6 +108,8 @@ BUFFER_DTYPE = np.dtype(
         ("rows", "<i4"),
         ("width", "<i4"),
         ("is_logits", "<i4"),
+        ("per_row", "<i4"),
+        ("pad", "<i4"),
         ("offset", "<i8"),
         ("row_bytes", "<i8"),
     ],
@@ -192,7 +206,12 @@ OPS: dict[OpKind, OpSpec] = {
             ints=("activation",),
             meaning="out = activation(gate) * up, gate_up is (n, [gate | up])",
         ),
-        OpSpec(OpKind.ADD, inputs=("x",), meaning="out += x"),
+        OpSpec(
+            OpKind.ADD,
+            inputs=("x", "by"),
+            weights=("gate",),
+            meaning="out += x; where there is a gate (width of by), sigmoid(by . gate) * x",
+        ),
         OpSpec(
             OpKind.TAKE_ROWS,
             inputs=("x",),
@@ -249,6 +268,34 @@ OPS: dict[OpKind, OpSpec] = {
             "S = exp(dt * a[h]) * S + outer(B, dt * x); "
             "out = S.T @ C + d[h] * x; B and C are of group h // (heads / groups); "
             "state: S (heads, state_dim, head_dim)",
+        ),
+        OpSpec(
+            OpKind.ROUTER,
+            inputs=("logits",),
+            weights=("bias",),
+            ints=("gating", "used", "groups", "groups_used", "renormalize"),
+            floats=("scale",),
+            meaning="out (n, [used ids | used weights]): the experts with the largest p + bias, in "
+            "ascending order, p = gating(logits). Of groups of neighbouring experts only the "
+            "groups_used with the largest sum of their two best count. Of equal ones the first is "
+            "taken. Weights are scale * p, divided by the sum of all used p if renormalize",
+        ),
+        OpSpec(
+            OpKind.EXPERT_GLU,
+            inputs=("x", "rest", "chosen"),
+            weights=("gate", "up", "gate_bias", "up_bias"),
+            ints=("experts", "used", "activation"),
+            meaning="linear_glu of every pair of a row and an expert it has chosen; out has a row "
+            "per pair, sorted by expert, then by row. Weights are (experts, rows, cols); without "
+            "up, gate holds both, (experts, [gate | up], cols)",
+        ),
+        OpSpec(
+            OpKind.EXPERT_SUM,
+            inputs=("x", "rest", "chosen"),
+            weights=("down", "bias"),
+            ints=("experts", "used"),
+            meaning="out (+)= sum of weight * (x @ down.T + bias) over the pairs of a row, in "
+            "ascending order of experts; x has a row per pair, as expert_glu leaves them",
         ),
     )
 }

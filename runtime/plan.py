@@ -28,7 +28,10 @@ FLOAT_FORMATS = ("F32", "F16", "BF16")
 
 @dataclass(frozen=True)
 class PlanTensor:
-    """A weight of the file, or a table computed at load (then `values` holds it)."""
+    """A weight of the file, or a table computed at load (then `values` holds it).
+
+    Matrices of all experts are one tensor (experts, rows, cols). A vector has one dimension here,
+    whatever its shape in the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -43,11 +46,17 @@ class Buffer:
     rows: RowKind
     width: int
     is_logits: bool = False
+    per_row: int = 1
+    """Rows for every row of the step: more than one where there is one per chosen expert."""
     offset: int = -1
 
     @property
     def row_bytes(self) -> int:
         return self.width * 4 if self.kind is BufferKind.F32 else q8_row_bytes(self.width)
+
+    @property
+    def shape_text(self) -> str:
+        return f"{self.per_row} x {self.width}" if self.per_row > 1 else str(self.width)
 
 
 @dataclass
@@ -119,7 +128,8 @@ class Plan:
         """The buffers as C's mt_buffer array, shape (n_buffers,)."""
         records = np.zeros(len(self.buffers), BUFFER_DTYPE)
         for record, b in zip(records, self.buffers, strict=True):
-            values = (b.kind, b.rows, b.width, b.is_logits, max(b.offset, 0), b.row_bytes)
+            place = (max(b.offset, 0), b.row_bytes)
+            values = (b.kind, b.rows, b.width, b.is_logits, b.per_row, 0, *place)
             for key, value in zip(BUFFER_DTYPE.names or (), values, strict=True):
                 record[key] = value
         return records
@@ -185,6 +195,6 @@ class Plan:
         attributes = [f"{k}={v}" for k, v in zip(spec.ints, op.ints, strict=True)]
         attributes += [f"{k}={v:.6g}" for k, v in zip(spec.floats, op.floats, strict=True)]
         sign = "+=" if op.accumulate else "="
-        writes = ", ".join(f"{b.name}:{b.kind.name.lower()}[{b.width}]" for b in outs)
+        writes = ", ".join(f"{b.name}:{b.kind.name.lower()}[{b.shape_text}]" for b in outs)
         args = ", ".join(reads + attributes)
         return f"{writes} {sign} {op.kind.name.lower()}({args})"

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from .errors import ModelError
-from .ops import Q8_BLOCK, Activation, BufferKind, OpKind, RopeStyle, RowKind
+from .ops import Q8_BLOCK, Activation, BufferKind, Gating, OpKind, RopeStyle, RowKind
 from .plan import FLOAT_FORMATS, Buffer, KvLayer, Op, Plan, PlanTensor
 from .plan_passes import fold_glu, fold_quantize, place_buffers
 
@@ -92,10 +92,16 @@ class PlanBuilder:
         return len(self.states) - 1
 
     def _buffer(
-        self, name: str, width: int, kind: BufferKind = BufferKind.F32, rows: RowKind = RowKind.ALL
+        self,
+        name: str,
+        width: int,
+        kind: BufferKind = BufferKind.F32,
+        rows: RowKind = RowKind.ALL,
+        per_row: int = 1,
     ) -> int:
         n_same = sum(b.name.split(".")[0] == name for b in self.buffers)
-        self.buffers.append(Buffer(f"{name}.{n_same}" if n_same else name, kind, rows, width))
+        name = f"{name}.{n_same}" if n_same else name
+        self.buffers.append(Buffer(name, kind, rows, width, per_row=per_row))
         return len(self.buffers) - 1
 
     def _record(self, op: Op) -> int:
@@ -156,7 +162,7 @@ class PlanBuilder:
                 "convert the model with F16 weights"
             )
         name = f"{source.name.split('.')[0]}_{suffix or self.activations.name.lower()}"
-        return self._buffer(name, source.width, self.activations, source.rows)
+        return self._buffer(name, source.width, self.activations, source.rows, source.per_row)
 
     def linear(
         self,
@@ -168,11 +174,13 @@ class PlanBuilder:
         name: str = "linear",
         logits: bool = False,
         precise: bool = False,
+        exact: bool = False,
     ) -> int:
         """Stacked products x @ w.T (+ b); x is rounded where the weights take that.
 
         Neighbouring weights of one kind become one op, so mixed files record one op per run.
         precise: x is held in two Q8 planes, the second for what the first left, 15 bits in all.
+        exact: x is not rounded.
         """
         widths = [self.tensors[w].shape[0] for w in weights]
         rows = self.buffers[x].rows
@@ -181,11 +189,11 @@ class PlanBuilder:
         biases = list(biases) or [-1] * len(weights)
         col, start = 0, 0
         while start < len(weights):
-            is_float = self._takes_floats(weights[start])
+            is_float = exact or self._takes_floats(weights[start])
             stop = start + 1
             while (
                 stop < min(len(weights), start + _MAX_SEGMENTS)
-                and self._takes_floats(weights[stop]) == is_float
+                and (exact or self._takes_floats(weights[stop])) == is_float
             ):
                 stop += 1
             pad = [-1] * (_MAX_SEGMENTS - (stop - start))
@@ -209,7 +217,7 @@ class PlanBuilder:
         if self.activations is BufferKind.F32:
             return True
         tensor = self.tensors[weight]
-        is_odd = tensor.shape[1] % Q8_BLOCK != 0
+        is_odd = tensor.shape[-1] % Q8_BLOCK != 0
         return tensor.format in FLOAT_FORMATS and (self.activations is BufferKind.Q8 or is_odd)
 
     def rope_table(self, inv_freq: np.ndarray, name: str, factor: float = 1.0) -> int:
@@ -314,8 +322,88 @@ class PlanBuilder:
         ints = (heads, head_dim, groups, state_dim, dt_col, state)
         return self._record(Op(OpKind.SCAN, out, (xbc, dt), weights, ints))
 
-    def add(self, x: int, *, to: int) -> int:
-        return self._record(Op(OpKind.ADD, to, (x,), accumulate=True))
+    def router(
+        self,
+        logits: int,
+        gating: Gating,
+        used: int,
+        *,
+        bias: int = -1,
+        groups: int = 1,
+        groups_used: int = 1,
+        renormalize: bool = False,
+        scale: float = 1.0,
+    ) -> int:
+        """The experts that every row chooses, and what their results count."""
+        n_experts = self.buffers[logits].width
+        if not 1 <= used <= n_experts // groups * groups_used:
+            raise ModelError(f"{used} experts are to be chosen of {n_experts}")
+        out = self._buffer("chosen", 2 * used)
+        ints = (int(gating), used, groups, groups_used, int(renormalize))
+        return self._record(Op(OpKind.ROUTER, out, (logits,), (bias,), ints, (scale,)))
+
+    def expert_glu(
+        self,
+        x: int,
+        chosen: int,
+        gate: int,
+        up: int = -1,
+        *,
+        biases: tuple[int, int] = (-1, -1),
+        activation: Activation,
+        precise: bool = False,
+    ) -> int:
+        """activation(gate x) * up x of every pair of row and expert. up absent: gate holds both."""
+        n_experts, width, _ = self._expert_shape(gate)
+        used, n_parts = self.buffers[chosen].width // 2, 1 if up >= 0 else 2
+        if width % (n_parts * Q8_BLOCK):
+            raise ModelError(
+                f"experts of {width // n_parts} values are not supported, only multiples of "
+                f"{Q8_BLOCK}"
+            )
+        out = self._buffer("gated", width // n_parts, per_row=used)
+        planes = self._planes(x, [w for w in (gate, up) if w >= 0], precise)
+        ints = (n_experts, used, int(activation))
+        weights = (gate, up, *biases)
+        return self._record(Op(OpKind.EXPERT_GLU, out, (*planes, chosen), weights, ints))
+
+    def expert_sum(
+        self,
+        x: int,
+        chosen: int,
+        down: int,
+        *,
+        bias: int = -1,
+        add_to: int = -1,
+        precise: bool = False,
+    ) -> int:
+        """The weighted sum of what a row's experts make of its pairs in x."""
+        n_experts, width, _ = self._expert_shape(down)
+        if width % Q8_BLOCK:
+            raise ModelError(
+                f"experts with rows of {width} values are not supported, only multiples of "
+                f"{Q8_BLOCK}"
+            )
+        out = add_to if add_to >= 0 else self._buffer("experts", width)
+        planes = self._planes(x, [down], precise)
+        ints = (n_experts, self.buffers[chosen].width // 2)
+        op = Op(OpKind.EXPERT_SUM, out, (*planes, chosen), (down, bias), ints)
+        op.accumulate = add_to >= 0
+        return self._record(op)
+
+    def _planes(self, x: int, weights: Sequence[int], precise: bool) -> tuple[int, int]:
+        """x as these weights take it: floats, or rounded in one plane or two."""
+        if any(self._takes_floats(w) for w in weights):
+            return x, -1
+        return self.quantize(x, precise=precise)
+
+    def _expert_shape(self, weight: int) -> tuple[int, int, int]:
+        n_experts, rows, cols = self.tensors[weight].shape
+        return n_experts, rows, cols
+
+    def add(self, x: int, *, to: int, gate: int = -1, gate_by: int = -1) -> int:
+        """to += x; with a gate, a vector that rows gate_by are multiplied with: sigmoid of it."""
+        return self._record(Op(OpKind.ADD, to, (x, gate_by), (gate,), accumulate=True))
 
     def scale(self, x: int, scale: float, cap: float = 0.0) -> int:
         """In place; cap > 0: a soft bound of the results."""

@@ -39,7 +39,10 @@ def fold_glu(ops: list[Op], tensors: list[PlanTensor]) -> None:
 
 def _writes_whole_blocks(op: Op) -> bool:
     """Whether one work item of the op produces whole activation blocks, so it can quantize them."""
-    producers = (OpKind.NORM, OpKind.ATTENTION, OpKind.GLU, OpKind.LINEAR_GLU, OpKind.GATE)
+    producers = (
+        *(OpKind.NORM, OpKind.ATTENTION, OpKind.GLU, OpKind.LINEAR_GLU),
+        *(OpKind.GATE, OpKind.EXPERT_GLU),
+    )
     if op.accumulate or op.kind not in producers:
         return False
     return op.kind is not OpKind.ATTENTION or op.int_of("value_dim") % Q8_BLOCK == 0
@@ -66,6 +69,11 @@ def place_buffers(ops: list[Op], buffers: list[Buffer], max_rows: int, keep: boo
     First fit, largest first within the order of birth; returns the arena's bytes. keep: all live
     until the step has ended, so that their rows can be read then.
     """
+
+    def arena_bytes_of(buffer: Buffer) -> int:
+        n_bytes = buffer.row_bytes * max_rows * buffer.per_row
+        return -(-n_bytes // ALIGN_BYTES) * ALIGN_BYTES
+
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for at, op in enumerate(ops):
@@ -78,14 +86,13 @@ def place_buffers(ops: list[Op], buffers: list[Buffer], max_rows: int, keep: boo
     for b in sorted(first, key=lambda b: (first[b], -buffers[b].row_bytes)):
         if buffers[b].is_logits:
             continue
-        n_bytes = -(-buffers[b].row_bytes * max_rows // ALIGN_BYTES) * ALIGN_BYTES
+        n_bytes = arena_bytes_of(buffers[b])
         alive = [o for o in placed if first[o] <= last[b] and first[b] <= last[o]]
         offset = 0
         for o in sorted(alive, key=lambda o: buffers[o].offset):
             if offset + n_bytes <= buffers[o].offset:
                 break
-            end = buffers[o].offset + buffers[o].row_bytes * max_rows
-            offset = max(offset, -(-end // ALIGN_BYTES) * ALIGN_BYTES)
+            offset = max(offset, buffers[o].offset + arena_bytes_of(buffers[o]))
         buffers[b].offset = offset
         placed.append(b)
         arena_bytes = max(arena_bytes, offset + n_bytes)

@@ -6,13 +6,14 @@ layer, up to the window. Norms, rope and the gathered embedding rows are small a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from martlet.quant.formats import FORMATS
 from martlet.runtime.ops import OPS, OpKind, RowKind
-from martlet.runtime.plan import FLOAT_FORMATS, Op, Plan
+from martlet.runtime.plan import FLOAT_FORMATS, Op, Plan, PlanTensor
 from martlet.runtime.step import Step
 
 
@@ -65,6 +66,8 @@ def step_work(plan: Plan, step: Step, kv_value_bytes: float = 2) -> Work:
     for op in plan.ops:
         if op.kind is OpKind.ATTENTION:
             total += _attention(op, step, kv_value_bytes)
+        elif op.kind in (OpKind.EXPERT_GLU, OpKind.EXPERT_SUM):
+            total += _experts(plan, op, step)
         elif op.kind is not OpKind.EMBED:  # which gathers rows of its matrix
             total += _products(plan, op, step)
     return total
@@ -77,16 +80,32 @@ def _products(plan: Plan, op: Op, step: Step) -> Work:
     n_rows = counts[plan.buffers[op.out].rows]
     if n_rows == 0:  # no row wants logits: the weights are not read
         return Work()
-    # A second plane of activations meets the same weights once more.
+    matrices = (t for t in tensors if len(t.shape) == 2)
+    return sum((_matrix(t, n_rows * _planes(op), 1.0) for t in matrices), Work())
+
+
+def _experts(plan: Plan, op: Op, step: Step) -> Work:
+    """Every row meets the experts it has chosen. What is read are the weights of all experts that
+    any row has chosen: on average, where all are chosen equally often."""
+    count, used = op.int_of("experts"), op.int_of("used")
+    share = 1 - (1 - used / count) ** step.n_rows
+    matrices = (plan.tensors[w] for w in op.weights if w >= 0)
+    n_rows = step.n_rows * used * _planes(op) / count
+    return sum((_matrix(t, n_rows, share) for t in matrices if len(t.shape) == 3), Work())
+
+
+def _planes(op: Op) -> int:
+    """A second plane of activations meets the same weights once more."""
     names = OPS[op.kind].inputs
-    n_planes = 2 if "rest" in names and op.inputs[names.index("rest")] >= 0 else 1
-    total = Work()
-    for tensor in (t for t in tensors if len(t.shape) == 2):
-        macs = tensor.shape[0] * tensor.shape[1] * n_rows * n_planes
-        n_bytes = FORMATS[tensor.format].data_bytes(tensor.shape)
-        is_float = tensor.format in FLOAT_FORMATS
-        total += Work(0 if is_float else macs, macs if is_float else 0, n_bytes)
-    return total
+    return 2 if "rest" in names and op.inputs[names.index("rest")] >= 0 else 1
+
+
+def _matrix(tensor: PlanTensor, n_rows: float, share: float) -> Work:
+    """Of all its rows with n_rows, on average; this share of it is read."""
+    macs = round(math.prod(tensor.shape) * n_rows)
+    n_bytes = round(FORMATS[tensor.format].data_bytes(tensor.shape) * share)
+    is_float = tensor.format in FLOAT_FORMATS
+    return Work(0 if is_float else macs, macs if is_float else 0, n_bytes)
 
 
 def _attention(op: Op, step: Step, kv_value_bytes: float) -> Work:

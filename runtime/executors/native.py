@@ -7,6 +7,7 @@ Must not know: models, scheduler, or how C computes an op.
 from __future__ import annotations
 
 import importlib.resources
+import math
 import mmap
 import os
 import re
@@ -176,7 +177,8 @@ class NativeExecutor:
         self._engine = self._lib.mt_engine_create(plan_c, options, bad, self._error)
         del keep  # C has copied or repacked everything
         if not self._engine and bad.tensor >= 0:
-            raise not_finite(plan.tensors[bad.tensor].name, (bad.row, bad.col))
+            tensor = plan.tensors[bad.tensor]
+            raise not_finite(tensor.name, (*np.unravel_index(bad.row, tensor.shape[:-1]), bad.col))
         if not self._engine:
             raise ModelError(self._message())
         info = self._ffi.new("mt_info *")
@@ -274,7 +276,7 @@ class NativeExecutor:
             data = cast(values)
             record.format, record.n_bytes, record.data = fmt, values.nbytes, data
             record.flags = self._lib.MT_TENSOR_MAPPED if _is_file_map(values) else 0
-            record.rows = tensor.shape[0] if len(tensor.shape) == 2 else 1
+            record.rows = math.prod(tensor.shape[:-1])
             record.cols = tensor.shape[-1]
             keep += [values, data]
         record = new("mt_plan *")

@@ -18,11 +18,13 @@ from ..plan import FLOAT_FORMATS, Op, Plan, PlanTensor
 from ..step import Step
 from ..weights import WeightSource, finite_values
 from .numba_attention import attention
+from .numba_experts import ExpertMatrix, router, sorted_pairs, taken, taken_q8
 from .numba_math import Q8Views
 from .numba_matmul import linear_float, linear_quantized
 from .numba_rowops import (
     HeadOrder,
     HeadShape,
+    add_gated,
     embed_float,
     embed_quantized,
     glu,
@@ -118,8 +120,8 @@ class Memory:
         for i, b in enumerate(plan.buffers):
             if b.offset < 0:
                 continue
-            rows = arena[b.offset : b.offset + b.row_bytes * plan.max_rows]
-            rows = rows.reshape(plan.max_rows, b.row_bytes)
+            n_rows = plan.max_rows * b.per_row
+            rows = arena[b.offset : b.offset + b.row_bytes * n_rows].reshape(n_rows, b.row_bytes)
             if b.kind is BufferKind.Q8:
                 q8[i] = Q8Views(rows.view(np.int8), rows.view(np.int32), rows.view(np.float32))
             else:
@@ -168,7 +170,7 @@ class Binder:
         found = self._plan.tensors[tensor]
         if found.values is not None:
             return found.values
-        return finite_values(self._weights, found.name).reshape(found.shape)
+        return finite_values(self._weights, found.name).reshape(-1)
 
     def _floats(self, buffer: int) -> np.ndarray:
         return self._memory.floats[buffer] if buffer >= 0 else _NO_FLOATS
@@ -203,6 +205,9 @@ class Binder:
             OpKind.CONV: self._conv,
             OpKind.DELTA: self._delta,
             OpKind.SCAN: self._scan,
+            OpKind.ROUTER: self._router,
+            OpKind.EXPERT_GLU: self._expert_glu,
+            OpKind.EXPERT_SUM: self._expert_sum,
         }
 
     def _embed(self, op: Op) -> list[Call]:
@@ -362,11 +367,73 @@ class Binder:
             )
         ]  # fmt: skip
 
+    def _router(self, op: Op) -> list[Call]:
+        logits, bias, out = self._floats(op.inputs[0]), self._vector(op.weights[0]), op.out
+        gating, used, groups, groups_used, renormalizes = op.ints
+        sizes = gating, used, groups, groups_used, bool(renormalizes), op.float_of("scale")
+        kind, chosen = self._rows_of(op), self._floats(out)
+        return [lambda rows: router(logits, bias, *sizes, chosen, rows.counts[kind])]
+
+    def _expert_matrix(self, op: Op, weight: int, *biases: int) -> ExpertMatrix:
+        """A stacked weight, and the biases that its experts' rows have, one behind the other."""
+        stacked, n_experts = self._pack((self._plan.tensors[weight].name,)), op.int_of("experts")
+        parts = [self._vector(bias).reshape(n_experts, -1) for bias in biases]
+        return ExpertMatrix.of(stacked, np.concatenate(parts, axis=1).reshape(-1), n_experts)
+
+    def _expert_inputs(self, op: Op) -> tuple[np.ndarray, Q8Views, Q8Views, np.ndarray]:
+        x, rest, chosen = op.inputs
+        return self._floats(x), self._q8(x), self._q8(rest), self._floats(chosen)
+
+    def _expert_glu(self, op: Op) -> list[Call]:
+        width = self._plan.buffers[op.out].width
+        gate, up, gate_bias, up_bias = op.weights
+        if up < 0:  # gate holds both
+            parts = [self._expert_matrix(op, gate, gate_bias, up_bias)]
+        else:
+            parts = [self._expert_matrix(op, gate, gate_bias), self._expert_matrix(op, up, up_bias)]
+        x, q8, rest, chosen = self._expert_inputs(op)
+        activation, used, sink = op.int_of("activation"), op.int_of("used"), self._sink(op)
+        gate_up = aligned((self._plan.max_rows * used, 2 * width), np.float32)
+
+        def expert_glu(rows: Rows) -> None:
+            pairs = sorted_pairs(chosen, rows.counts[RowKind.ALL])
+            for expert, at in pairs.of_expert:
+                of = pairs.rows[at]
+                inputs = taken(x, of), taken_q8(q8, of), taken_q8(rest, of)
+                for n, part in enumerate(parts):
+                    part.multiply(expert, *inputs, gate_up[at], n * width)
+            glu(gate_up, activation, *sink, len(pairs.rows))
+
+        return [expert_glu]
+
+    def _expert_sum(self, op: Op) -> list[Call]:
+        down = self._expert_matrix(op, *op.weights)
+        x, q8, rest, chosen = self._expert_inputs(op)
+        out, adds = self._floats(op.out), op.accumulate
+
+        def expert_sum(rows: Rows) -> None:
+            n_rows = rows.counts[RowKind.ALL]
+            pairs = sorted_pairs(chosen, n_rows)
+            if not adds:
+                out[:n_rows] = 0
+            for expert, at in pairs.of_expert:
+                of = pairs.rows[at]  # each row once: no expert is chosen twice
+                y = np.empty((len(of), out.shape[1]), np.float32)
+                down.multiply(expert, taken(x, at), taken_q8(q8, at), taken_q8(rest, at), y, 0)
+                out[of] += pairs.weights[at, None] * y
+
+        return [expert_sum]
+
     def _add(self, op: Op) -> list[Call]:
         x, out, kind = self._floats(op.inputs[0]), self._floats(op.out), self._rows_of(op)
+        by, gate = self._floats(op.inputs[1]), self._vector(op.weight_of("gate"))
 
         def add(rows: Rows) -> None:
-            out[: rows.counts[kind]] += x[: rows.counts[kind]]
+            n = rows.counts[kind]
+            if gate.size:
+                add_gated(x, by, gate, out, n)
+            else:
+                out[:n] += x[:n]
 
         return [add]
 

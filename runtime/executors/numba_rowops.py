@@ -31,6 +31,8 @@ from .numba_vectors import (
     fma,
     lane,
     load,
+    maximum,
+    minimum,
     mul,
     pointer,
     splat,
@@ -41,7 +43,7 @@ from .numba_weights import BLOCK, LANES, FloatMatrix, QuantizedMatrix
 
 _FEW_ROWS = 4  # up to so many, waking other threads costs more than it saves
 _kernel = cached_kernel(parallel=True, nogil=True)
-_GELU_TANH, _SIGMOID, _IDENTITY = 1, 2, 3
+_GELU_TANH, _SIGMOID, _IDENTITY, _CLAMPED = 1, 2, 3, 4
 
 
 @njit(nogil=True)
@@ -152,7 +154,12 @@ def gated(gate: Any, up: Any, activation: int) -> Any:
     if activation == _IDENTITY:
         return mul(gate, up)
     one, z = splat(np.float32(1)), gate
-    if activation == _GELU_TANH:
+    if activation == _CLAMPED:
+        limit = splat(np.float32(7))
+        gate = minimum(gate, limit)
+        z = mul(gate, splat(np.float32(1.702)))
+        up = add(maximum(minimum(up, limit), splat(np.float32(-7))), one)
+    elif activation == _GELU_TANH:
         cubed = mul(mul(gate, gate), gate)
         z = fma(cubed, splat(np.float32(0.044715)), gate)
         z = mul(z, splat(np.float32(2 * math.sqrt(2 / math.pi))))
@@ -192,6 +199,20 @@ def glu(
     else:
         for row in prange(n_rows):
             _glu_rows(x, activation, out, q8, rest, row, row + 1)
+
+
+@_kernel
+def add_gated(
+    x: np.ndarray, by: np.ndarray, gate: np.ndarray, out: np.ndarray, n_rows: int
+) -> None:
+    """out += sigmoid(by . gate) * x"""
+    for row in prange(n_rows):
+        total = np.float32(0)
+        for i in range(gate.size):
+            total += by[row, i] * gate[i]
+        share = np.float32(1 / (1 + math.exp(-total)))
+        for i in range(x.shape[1]):
+            out[row, i] += share * x[row, i]
 
 
 @_kernel

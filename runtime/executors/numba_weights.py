@@ -12,6 +12,7 @@ yields its codes, scales and offsets one at a time (weight = scale * (code - bia
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -136,7 +137,7 @@ def pack_quantized(names: Sequence[str], weights: WeightSource, n_threads: int) 
 
 def pack_floats(names: Sequence[str], weights: WeightSource) -> FloatMatrix:
     """The named F32, F16 or BF16 weights with their rows stacked; F16 alone stays 16 bits."""
-    n_cols = (weights.shape(names[0]) or (0, 0))[1]
+    n_cols = (weights.shape(names[0]) or (0, 0))[-1]
     if all(weights.format_name(name) == "F16" for name in names):
         parts = [_finite_halves(name, weights) for name in names]
     else:
@@ -185,8 +186,8 @@ class _BlockRows:
         fmt, shape = FORMATS[weights.format_name(name)], weights.shape(name)
         if fmt.name not in RECIPES or shape is None:
             raise ModelError(f"the numba executor cannot multiply {name!r} of format {fmt.name}")
-        blocks = np.asarray(weights.data(name)).reshape(shape[0], -1, fmt.nbytes)
-        return cls(name, fmt, RECIPES[fmt.name], blocks, shape[1])
+        blocks = np.asarray(weights.data(name)).reshape(math.prod(shape[:-1]), -1, fmt.nbytes)
+        return cls(name, fmt, RECIPES[fmt.name], blocks, shape[-1])
 
     @property
     def n_rows(self) -> int:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from ..errors import ModelError
-from ..ops import Q8_BLOCK, Activation, BufferKind, KvType, OpKind, RopeStyle, RowKind
+from ..ops import Q8_BLOCK, Activation, BufferKind, Gating, KvType, OpKind, RopeStyle, RowKind
 from ..plan import Op, Plan
 from ..step import Step
 from ..weights import WeightSource, finite_values
@@ -29,6 +30,14 @@ class Q8Rows:
 
     def floats(self) -> np.ndarray:
         return self.q.astype(np.float32) * np.repeat(self.d, Q8_BLOCK, axis=1)
+
+
+class Pairs(NamedTuple):
+    """Rows and experts they have chosen, sorted by expert, then by row; each (n_pairs)."""
+
+    rows: np.ndarray
+    experts: np.ndarray
+    weights: np.ndarray
 
 
 def quantize_q8(x: np.ndarray) -> Q8Rows:
@@ -106,19 +115,43 @@ def rotate(heads: np.ndarray, trig: np.ndarray, style: RopeStyle) -> np.ndarray:
     return turned
 
 
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):  # exp(-x) = inf gives the right limit, 0
+        return np.float32(1) / (np.float32(1) + np.exp(-x))
+
+
 def silu(x: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):  # exp(-x) = inf gives the right limit, 0
         return x / (np.float32(1) + np.exp(-x))
 
 
+def clamped_glu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    """gpt-oss: gate and up are cut off at 7, the gate is that of quick gelu, and up is one more."""
+    gate = np.minimum(gate, np.float32(7))
+    up = np.clip(up, np.float32(-7), np.float32(7))
+    return gate * sigmoid(np.float32(1.702) * gate) * (up + np.float32(1))
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    """Of each row."""
+    weights = np.exp(x - x.max(axis=1, keepdims=True))
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+def best_groups(scores: np.ndarray, groups: int, used: int) -> np.ndarray:
+    """Scores of the groups with the best pairs; -inf in all others."""
+    grouped = scores.reshape(len(scores), groups, -1)
+    worth = np.sort(grouped, axis=2)[:, :, -2:].sum(axis=2)
+    best = np.argsort(-worth, axis=1, kind="stable")[:, :used]
+    kept = np.full_like(grouped, -np.inf)
+    rows = np.arange(len(scores))[:, None]
+    kept[rows, best] = grouped[rows, best]
+    return kept.reshape(scores.shape)
+
+
 def gelu_tanh(x: np.ndarray) -> np.ndarray:
     inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x)
     return np.float32(0.5) * x * (np.float32(1) + np.tanh(inner))
-
-
-def sigmoid(x: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):
-        return np.float32(1) / (np.float32(1) + np.exp(-x))
 
 
 def softplus(x: np.ndarray) -> np.ndarray:
@@ -156,6 +189,11 @@ _ACTIVATIONS: dict[Activation, Callable[[np.ndarray], np.ndarray]] = {
     Activation.GELU_TANH: gelu_tanh,
     Activation.SIGMOID: sigmoid,
     Activation.IDENTITY: lambda x: x,
+}
+_GATES: dict[Gating, Callable[[np.ndarray], np.ndarray]] = {
+    Gating.SOFTMAX: softmax,
+    Gating.SIGMOID: sigmoid,
+    Gating.CHOSEN: lambda logits: logits,
 }
 
 
@@ -220,6 +258,9 @@ class ReferenceExecutor:
             OpKind.CONV: self._conv,
             OpKind.DELTA: self._delta,
             OpKind.SCAN: self._scan,
+            OpKind.ROUTER: self._router,
+            OpKind.EXPERT_GLU: self._expert_glu,
+            OpKind.EXPERT_SUM: self._expert_sum,
         }
 
     def run(self, step: Step) -> np.ndarray:
@@ -280,13 +321,11 @@ class ReferenceExecutor:
 
     def _linear_glu(self, run: Run, op: Op) -> None:
         gate, up = np.split(self._products(run, op, 2), 2, axis=1)
-        run.store(op, _activated(op, gate) * up)
+        run.store(op, _gated(op, gate, up))
 
     def _products(self, run: Run, op: Op, n_weights: int) -> np.ndarray:
         """x @ w.T + b of the op's stacked weights, (n, sum of their rows)."""
-        x = run.floats(op.inputs[0])
-        if op.inputs[1] >= 0:
-            x = x + run.floats(op.inputs[1])
+        x = run.planes(op)
         parts = []
         for w_id, b_id in zip(op.weights[:n_weights], op.weights[n_weights:], strict=True):
             w, bias = self._tensor(w_id), self._tensor(b_id)
@@ -361,7 +400,7 @@ class ReferenceExecutor:
 
     def _glu(self, run: Run, op: Op) -> None:
         gate, up = np.split(run.floats(op.inputs[0]), 2, axis=1)
-        run.store(op, _activated(op, gate) * up)
+        run.store(op, _gated(op, gate, up))
 
     def _gate(self, run: Run, op: Op) -> None:
         x, gate = run.floats(op.inputs[0]), run.floats(op.inputs[1])
@@ -443,8 +482,59 @@ class ReferenceExecutor:
                 states[slot] = 0
             yield rows, states[slot]
 
+    def _router(self, run: Run, op: Op) -> None:
+        logits, bias = run.floats(op.inputs[0]), self._weight(op, "bias")
+        used, gating = op.int_of("used"), Gating(op.int_of("gating"))
+        p = _GATES[gating](logits)
+        scores = p if bias is None else p + bias
+        if op.int_of("groups") > 1:
+            scores = best_groups(scores, op.int_of("groups"), op.int_of("groups_used"))
+        # Of equal ones a stable sort leaves the first in front.
+        ids = np.sort(np.argsort(-scores, axis=1, kind="stable")[:, :used], axis=1)
+        weights = np.take_along_axis(p, ids, axis=1)
+        if gating is Gating.CHOSEN:
+            weights = softmax(weights)
+        if op.int_of("renormalize"):
+            weights = weights / (weights.sum(axis=1, keepdims=True) + np.float32(1e-20))
+        weights = weights * np.float32(op.float_of("scale"))
+        run.store(op, np.concatenate([ids.astype(np.float32), weights], axis=1))
+
+    def _expert_glu(self, run: Run, op: Op) -> None:
+        pairs, x = run.pairs(op), run.planes(op)
+        gate, up = self._weight(op, "gate"), self._weight(op, "up")
+        assert gate is not None
+        if up is None:
+            gate, up = np.split(gate, 2, axis=1)
+        gate_bias, up_bias = (
+            self._expert_bias(op, name, gate) for name in ("gate_bias", "up_bias")
+        )
+        out = [
+            _gated(op, gate[e] @ x[row] + gate_bias[e], up[e] @ x[row] + up_bias[e])
+            for row, e in zip(pairs.rows, pairs.experts, strict=True)
+        ]
+        run.store(op, np.array(out, np.float32))
+
+    def _expert_sum(self, run: Run, op: Op) -> None:
+        pairs, x, down = run.pairs(op), run.planes(op), self._weight(op, "down")
+        assert down is not None
+        bias = self._expert_bias(op, "bias", down)
+        total = np.zeros((len(run.step.tokens), down.shape[1]), np.float32)
+        for at, (row, e) in enumerate(zip(pairs.rows, pairs.experts, strict=True)):
+            total[row] += pairs.weights[at] * (down[e] @ x[at] + bias[e])
+        run.store(op, total)
+
+    def _expert_bias(self, op: Op, name: str, weight: np.ndarray) -> np.ndarray:
+        """(experts, rows) of a stacked weight; zeros where it has none."""
+        bias = self._weight(op, name)
+        shape = weight.shape[:2]
+        return np.zeros(shape, np.float32) if bias is None else bias.reshape(shape)
+
     def _add(self, run: Run, op: Op) -> None:
-        run.store(op, run.floats(op.inputs[0]))
+        x, gate = run.floats(op.inputs[0]), self._weight(op, "gate")
+        if gate is not None:
+            by = run.floats(op.inputs[1])
+            x = x * sigmoid((by * gate).sum(axis=1, keepdims=True))
+        run.store(op, x)
 
     def _scale(self, run: Run, op: Op) -> None:
         scaled = np.float32(op.float_of("scale")) * run.floats(op.inputs[0])
@@ -455,6 +545,12 @@ class ReferenceExecutor:
         is_hidden = self.plan.buffers[op.out].rows is RowKind.HIDDEN
         taken = run.step.hidden_rows if is_hidden else run.step.out_rows
         run.store(op, run.floats(op.inputs[0])[taken])
+
+
+def _gated(op: Op, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    if op.int_of("activation") == Activation.CLAMPED:
+        return clamped_glu(gate, up)
+    return _activated(op, gate) * up
 
 
 def _activated(op: Op, x: np.ndarray) -> np.ndarray:
@@ -474,7 +570,7 @@ class Run:
             RowKind.HIDDEN: len(step.hidden_rows),
         }
         self.buffers: list[np.ndarray | Q8Rows] = [
-            np.zeros((n_rows[b.rows], b.width), np.float32) for b in plan.buffers
+            np.zeros((n_rows[b.rows] * b.per_row, b.width), np.float32) for b in plan.buffers
         ]
         n_seqs = len(step.seq_start) - 1
         self.row_seq = np.repeat(np.arange(n_seqs), np.diff(step.seq_start))  # (n_rows)
@@ -489,6 +585,18 @@ class Run:
     def floats(self, buffer: int) -> np.ndarray:
         rows = self.buffers[buffer]
         return rows.floats() if isinstance(rows, Q8Rows) else rows
+
+    def planes(self, op: Op) -> np.ndarray:
+        """The rows x of a product, whether the plan keeps them in one plane or in two."""
+        x = self.floats(op.inputs[0])
+        return x if op.inputs[1] < 0 else x + self.floats(op.inputs[1])
+
+    def pairs(self, op: Op) -> Pairs:
+        used = op.int_of("used")
+        ids, weights = np.split(self.floats(op.inputs[2]), [used], axis=1)
+        experts = ids.astype(np.intp).reshape(-1)
+        order = np.argsort(experts, kind="stable")
+        return Pairs(order // used, experts[order], weights.reshape(-1)[order])
 
     def store(self, op: Op, values: np.ndarray, first_col: int = 0) -> None:
         """Writes or adds an op's result; buffers of other kinds than F32 take whole rows."""

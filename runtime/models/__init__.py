@@ -20,7 +20,9 @@ RECORDERS: dict[str, Callable[[Recording], None]] = {
     "gemma3": gemma.record,
     "llama": llama.record,
     "qwen2": qwen.record,
+    "qwen2moe": qwen.record,
     "qwen3": qwen.record,
+    "qwen3moe": qwen.record,
 }
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from ..config import ModelConfig
 from ..errors import ModelError
+from ..experts import Experts
 from ..ops import Activation, RopeStyle, RowKind
 from ..plan_builder import PlanBuilder
 from ..rope import Rope
@@ -67,10 +68,21 @@ class Recording:
 
     def gated_mlp(self, n: int, x: int, activation: Activation, *, add_to: int = -1) -> int:
         """down(activation(gate x) * up x) of layer n on normed rows x."""
-        dim, ffn_dim = self.config.dim, self.config.layers[n].ffn_dim
-        shapes = {"ffn_gate": (ffn_dim, dim), "ffn_up": (ffn_dim, dim)}
-        gated = self.plan.glu(self._linear(n, x, shapes, name="gate_up"), activation)
-        return self._linear(n, gated, {"ffn_down": (dim, ffn_dim)}, name="ffn_out", add_to=add_to)
+        return self._gated(n, x, activation, "", self.config.layers[n].ffn_dim, add_to)
+
+    def feed_forward(self, n: int, x: int, activation: Activation, *, add_to: int = -1) -> int:
+        """gated_mlp, or in layers that have experts those, and the one that is shared."""
+        experts = self.config.layers[n].experts
+        if experts is None:
+            return self.gated_mlp(n, x, activation, add_to=add_to)
+        out = self._experts(n, x, experts, activation, add_to)
+        if not experts.shared_dim:
+            return out
+        gate = self.plan.optional(f"blk.{n}.ffn_gate_inp_shexp.weight", self.config.dim)
+        if gate < 0:
+            return self._gated(n, x, activation, "_shexp", experts.shared_dim, out)
+        shared = self._gated(n, x, activation, "_shexp", experts.shared_dim, -1)
+        return self.plan.add(shared, to=out, gate=gate, gate_by=x)
 
     def logits(self, x: int) -> None:
         """Output norm and projection of the wanted rows; without output.weight it is tied."""
@@ -87,6 +99,66 @@ class Recording:
         p.hidden = self.norm(p.take_rows(x, RowKind.HIDDEN), "output_norm")
 
     # -- inside -----------------------------------------------------------------------------
+
+    def _gated(
+        self, n: int, x: int, activation: Activation, suffix: str, width: int, add_to: int
+    ) -> int:
+        dim = self.config.dim
+        shapes = {f"ffn_{part}{suffix}": (width, dim) for part in ("gate", "up")}
+        gated = self.plan.glu(self._linear(n, x, shapes, name="gate_up"), activation)
+        down = {f"ffn_down{suffix}": (dim, width)}
+        return self._linear(n, gated, down, name="ffn_out", add_to=add_to)
+
+    def _experts(self, n: int, x: int, e: Experts, activation: Activation, add_to: int) -> int:
+        p, dim = self.plan, self.config.dim
+
+        def weight(part: str, rows: int, cols: int) -> int:
+            return p.weight(f"blk.{n}.ffn_{part}_exps.weight", e.count, rows, cols)
+
+        def bias(part: str, rows: int) -> int:
+            name = f"blk.{n}.ffn_{part}_exps.bias"
+            return -1 if p.weights.shape(name) is None else p.vector(name, e.count, rows)
+
+        logits = self._linear(n, x, {"ffn_gate_inp": (e.count, dim)}, name="router")
+        chosen = p.router(
+            logits,
+            e.gating,
+            e.used,
+            bias=p.optional(f"blk.{n}.exp_probs_b.bias", e.count),
+            groups=e.groups,
+            groups_used=e.groups_used,
+            renormalize=e.renormalize,
+            scale=e.scale,
+        )
+        is_fused = self.weights.shape(f"blk.{n}.ffn_gate_up_exps.weight") is not None
+        gated = p.expert_glu(
+            x,
+            chosen,
+            weight("gate_up", 2 * e.dim, dim) if is_fused else weight("gate", e.dim, dim),
+            -1 if is_fused else weight("up", e.dim, dim),
+            biases=(bias("gate", e.dim), bias("up", e.dim)),
+            activation=activation,
+            precise=self._is_precise(n, "gate_up"),
+        )
+        return p.expert_sum(
+            gated,
+            chosen,
+            weight("down", dim, e.dim),
+            bias=bias("down", dim),
+            add_to=add_to,
+            precise=self._is_precise(n, "ffn_out"),
+        )
+
+    def _is_precise(self, n: int, name: str) -> bool:
+        """Whether a product of layer n takes two planes of activations.
+
+        Noise of the first layer passes through all others, that of the last goes straight into the
+        logits, and products of gate and up have the longest tails. These few products, a fifth of
+        the multiplications, carry half of all noise (measured as KL divergence from float
+        activations).
+        """
+        n_layers = self.config.n_layers
+        return n in (0, n_layers - 1) or (name == "ffn_out" and n < n_layers // 2)
 
     def _record_trig(self, rope: Rope) -> None:
         """One table of angles per kind of rope, shared by all layers that turn alike."""
@@ -122,15 +194,5 @@ class Recording:
         p = self.plan
         weights = [p.weight(f"blk.{n}.{stem}.weight", *shape) for stem, shape in shapes.items()]
         biases = [p.optional(f"blk.{n}.{stem}.bias", shape[0]) for stem, shape in shapes.items()]
-        precise = _is_precise(name, n, len(self.config.layers))
-        return p.linear(x, weights, biases=biases, name=name, add_to=add_to, precise=precise)
-
-
-def _is_precise(name: str, n: int, n_layers: int) -> bool:
-    """Whether a product of layer n takes two planes of activations.
-
-    Noise of the first layer passes through all others, that of the last goes straight into the
-    logits, and products of gate and up have the longest tails. These few products, a fifth of the
-    multiplications, carry half of all noise (measured as KL divergence from float activations).
-    """
-    return n in (0, n_layers - 1) or (name == "ffn_out" and n < n_layers // 2)
+        how = {"precise": self._is_precise(n, name), "exact": name == "router"}
+        return p.linear(x, weights, biases=biases, name=name, add_to=add_to, **how)

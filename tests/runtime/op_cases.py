@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from martlet.quant.formats import FORMATS
 from martlet.runtime.executors import Executor
-from martlet.runtime.ops import Activation, BufferKind, RopeStyle
+from martlet.runtime.ops import Activation, BufferKind, Gating, RopeStyle
 from martlet.runtime.plan import Plan
 from martlet.runtime.plan_builder import PlanBuilder
 from martlet.runtime.step import Step
@@ -107,6 +107,11 @@ class OpBuilder:
     def new(self, name: str, format_name: str, *shape: int, std: float = 1.0) -> int:
         self.tensors[name] = random_tensor(format_name, shape, self.rng, std)
         return self.plan.weight(name, *shape)
+
+    def bias(self, name: str, *shape: int) -> int:
+        """Of all experts at once."""
+        self.tensors[name] = random_tensor("F32", shape, self.rng)
+        return self.plan.vector(name, *shape)
 
     def identity(self, x: int, *, in_blocks: bool) -> int:
         name, width = f"identity_{in_blocks}", self.plan.buffers[x].width
@@ -237,6 +242,75 @@ def _scan(heads: int, dim: int, groups: int, state_dim: int, b: OpBuilder, x: in
     )
 
 
+def _add_gated(b: OpBuilder, x: int) -> int:
+    width = b.plan.buffers[x].width
+    other = b.plan.linear(x, [_square(b, x)])
+    gate = b.new("gate", "F32", width, std=width**-0.5)
+    return b.plan.add(x, to=other, gate=gate, gate_by=x)
+
+
+@dataclass(frozen=True)
+class Routing:
+    """A router's attributes."""
+
+    used: int
+    gating: Gating = Gating.SOFTMAX
+    groups: int = 1
+    groups_used: int = 1
+    renormalize: bool = False
+    scale: float = 1.0
+    bias: bool = False
+
+    def record(self, b: OpBuilder, logits: int) -> int:
+        attributes = {k: v for k, v in self.__dict__.items() if k != "bias"}
+        bias = b.new("choice", "F32", b.plan.buffers[logits].width) if self.bias else -1
+        return b.plan.router(logits, bias=bias, **attributes)
+
+
+def _router(routing: Routing, b: OpBuilder, x: int) -> int:
+    return routing.record(b, x)
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The weights of experts: formats of gate, up (None: gate holds both) and down."""
+
+    gate: str
+    up: str | None
+    down: str
+    n: int = 6
+    rows: int = 64
+    used: int = 2
+    bias: bool = False
+    activation: Activation = Activation.SILU
+    add: bool = False
+    precise: bool = False
+
+
+def _experts(e: Experts, b: OpBuilder, x: int) -> int:
+    p, width = b.plan, b.plan.buffers[x].width
+    logits = p.linear(x, [b.new("router", "F32", e.n, width, std=width**-0.5)])
+    chosen = Routing(e.used).record(b, logits)
+
+    def stacked(name: str, fmt: str, rows: int, cols: int) -> int:
+        return b.new(name, fmt, e.n, rows, cols, std=cols**-0.5)
+
+    def bias(name: str, rows: int) -> int:
+        return b.bias(name, e.n, rows) if e.bias else -1
+
+    gate = stacked("gate", e.gate, e.rows if e.up else 2 * e.rows, width)
+    up = stacked("up", e.up, e.rows, width) if e.up else -1
+    biases = bias("gate_bias", e.rows), bias("up_bias", e.rows)
+    gated = p.expert_glu(
+        x, chosen, gate, up, biases=biases, activation=e.activation, precise=e.precise
+    )
+    down = stacked("down", e.down, width, e.rows)
+    add_to = x if e.add else -1
+    return p.expert_sum(
+        gated, chosen, down, bias=bias("bias", width), add_to=add_to, precise=e.precise
+    )
+
+
 @dataclass(frozen=True)
 class Heads:
     heads: int
@@ -355,7 +429,9 @@ def _cases() -> Iterable[OpCase]:
     op = partial(_linear_glu, ("Q4_0", "Q4_0"), 96, False, False)
     yield OpCase("linear_glu-quantized", 64, op, one_step(17), show_blocks=True)
     yield from _precise_cases()
+    yield from _expert_cases()
     yield OpCase("add", 37, _add, one_step(5))
+    yield OpCase("add_gated", 37, _add_gated, one_step(5))
     yield OpCase("take_rows", 32, _nothing, one_step(9, out_rows=[1, 4, 8]))
     yield OpCase("take_no_rows", 32, _nothing, one_step(9, out_rows=[]))
     yield from _attention_cases()
@@ -378,6 +454,36 @@ def _precise_cases() -> Iterable[OpCase]:
     }
     for name, (width, op, steps) in ops.items():
         yield OpCase(f"{name}-precise", width, op, steps, show_blocks=True, precise=True)
+
+
+def _expert_cases() -> Iterable[OpCase]:
+    routings = {
+        "softmax": Routing(3),
+        "softmax-renormalized": Routing(5, renormalize=True, scale=2.5),
+        "one": Routing(1),
+        "all": Routing(40, renormalize=True),
+        "sigmoid": Routing(6, Gating.SIGMOID, bias=True, renormalize=True, scale=1.5),
+        "groups": Routing(4, Gating.SIGMOID, groups=8, groups_used=3, bias=True),
+        "groups-of-one": Routing(4, groups=40, groups_used=4),
+        "chosen": Routing(4, Gating.CHOSEN),
+    }
+    for name, routing in routings.items():  # token 3 has 32 equal logits
+        yield OpCase(f"router-{name}", 40, partial(_router, routing), one_step(7))
+    experts = {
+        "floats": Experts("F32", "F16", "BF16"),
+        "floats-fused-bias": Experts("F32", None, "F32", bias=True, used=3),
+        "quantized": Experts("Q4_0", "Q4_0", "Q8_0"),
+        "fused": Experts("Q4_1", None, "Q5_0", used=4),
+        "bias-clamped": Experts("Q8_0", "Q8_0", "Q8_0", bias=True, activation=Activation.CLAMPED),
+        "add": Experts("Q5_1", "Q4_0", "Q4_1", add=True),
+        "one-of-one": Experts("Q8_0", "Q8_0", "Q8_0", n=1, used=1),
+        "precise": Experts("Q8_0", "Q8_0", "Q8_0", bias=True, precise=True),
+    }
+    for name, e in experts.items():
+        for n_rows in (1, MAX_ROWS):
+            yield OpCase(f"experts-{name}-{n_rows}rows", 64, partial(_experts, e), one_step(n_rows))
+    e = Experts("Q4_K", "Q4_K", "Q6_K", n=3, rows=256)
+    yield OpCase("experts-super", 256, partial(_experts, e), one_step(9))
 
 
 def _linear_cases() -> Iterable[OpCase]:

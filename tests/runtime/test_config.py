@@ -28,7 +28,9 @@ def test_every_known_architecture_has_a_recorder() -> None:
 
 
 def test_unknown_architecture_is_refused_with_the_list() -> None:
-    with pytest.raises(UnsupportedError, match=r"'mamba'.*gemma3, llama, qwen2, qwen3"):
+    with pytest.raises(
+        UnsupportedError, match=r"'mamba'.*gemma3, llama, qwen2, qwen2moe, qwen3, qwen3moe"
+    ):
         ModelConfig.from_metadata({"general.architecture": "mamba"}, {})
 
 
@@ -144,7 +146,7 @@ def test_missing_keys_are_named(key: str) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "what"),
-    [({"expert_count": 8}, "experts"), ({"final_logit_softcapping": 30.0}, "soft-capped logits")],
+    [({"nextn_predict_layers": 1}, "prediction"), ({"final_logit_softcapping": 30.0}, "soft-cap")],
 )
 def test_arithmetic_that_no_op_does_is_refused(changes: dict[str, Any], what: str) -> None:
     with pytest.raises(UnsupportedError, match=what):

@@ -24,7 +24,7 @@ FOLDER = os.environ.get("MARTLET_TEST_MODELS")
 
 
 @pytest.mark.parametrize("fmt", [*BLOCK_FORMATS, *FLOAT_FORMATS])
-@pytest.mark.parametrize("arch", ["llama", "gemma3", "qwen2"])
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "qwen2", "qwen2moe"])
 def test_sizes_are_what_the_native_executor_allocates(fmt: str, arch: str) -> None:
     model = tiny_model(arch, formats=(fmt,))
     plan = model.plan()

@@ -17,7 +17,7 @@ from martlet.runtime.ops import BUFFER_DTYPE, KV_LAYER_DTYPE, OP_DTYPE, BufferKi
 
 from .plan_records import FFI, LIB, TENSOR_FIELDS, Records, run_two_steps, sound_records
 
-ARCHS = ("qwen2", "gemma3")
+ARCHS = ("qwen2", "gemma3", "qwen2moe")
 # Where checks break: zero, off by one, counts that overflow 32 bits when multiplied.
 NUMBERS = (0, 1, 31, 32, 33, 64, 255, 256, 2**16, 2**24, 2**30, 2**31 - 1, -1, -(2**31))
 WIDE_NUMBERS = (*NUMBERS, 2**32, 2**40, 2**62, 2**63 - 1, -(2**63))
@@ -160,7 +160,7 @@ def too_many_values(r: Records) -> None:
 
 
 def unused_wide_buffer(r: Records) -> None:
-    wide = (int(BufferKind.F32), 0, 2**31 - 1, 0, 0, 0)
+    wide = (int(BufferKind.F32), 0, 2**31 - 1, 0, 1, 0, 0, 0)
     r.buffers = np.array([*r.buffers.tolist(), wide], BUFFER_DTYPE)
 
 
@@ -295,6 +295,32 @@ NAMED = {
     "a bias out of tensors": (set_field("ops", OpKind.NORM, "w", 1, 1000), "op"),
     "odd rotation": (set_field("ops", OpKind.ROPE_KV, "i", 4, 3), "op"),
 }
+
+
+EXPERTS = {
+    "more chosen than there are": set_field("ops", OpKind.ROUTER, "i", 1, 6),
+    "none chosen": set_field("ops", OpKind.ROUTER, "i", 1, 0),
+    "an unknown gating": set_field("ops", OpKind.ROUTER, "i", 0, 3),
+    "no group": set_field("ops", OpKind.ROUTER, "i", 2, 0),
+    "groups that do not divide": set_field("ops", OpKind.ROUTER, "i", 2, 2),
+    "more groups than there are": set_field("ops", OpKind.ROUTER, "i", 3, 2),
+    "choices from a buffer of other width": set_field("ops", OpKind.EXPERT_GLU, "in", 2, 0),
+    "choices out of buffers": set_field("ops", OpKind.EXPERT_SUM, "in", 2, 1000),
+    "more experts than the weights have": set_field("ops", OpKind.EXPERT_GLU, "i", 0, 6),
+    "more pairs than the buffer has": set_field("ops", OpKind.EXPERT_GLU, "i", 1, 3),
+    "an unknown activation": set_field("ops", OpKind.EXPERT_GLU, "i", 2, 99),
+    "a gate that is both, but is not": set_field("ops", OpKind.EXPERT_GLU, "w", 1, -1),
+    "a bias that is a matrix": set_field("ops", OpKind.EXPERT_SUM, "w", 1, 0),
+    "an expert weight that is none": set_field("ops", OpKind.EXPERT_SUM, "w", 0, -1),
+    "a gate by rows that are none": set_field("ops", OpKind.ADD, "in", 1, -1),
+}
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_that_do_not_fit_are_refused(name: str) -> None:
+    records = sound_records("qwen2moe").copy()
+    EXPERTS[name](records)
+    assert "operands that do not fit" in try_engine(records)
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -27,6 +27,7 @@ FORMATS_OF = {
     "qwen2": ("Q4_0", "Q5_1", "F16", "Q3_K"),
     "qwen3": ("Q5_K", "Q2_K", "IQ4_XS", "BF16"),
     "gemma3": ("Q4_1", "Q5_0", "IQ4_NL", "F32"),
+    "qwen2moe": ("Q4_K", "Q4_0", "Q8_0", "Q6_K"),
 }
 MAX_ROWS = 64
 VOCAB_SIZE = 40

@@ -51,6 +51,8 @@ class TinyDims:
     vocab_size: int = 300
     context: int = 512
     window: int = 20  # gemma3 only: even layers are local, odd ones global
+    n_experts: int = 5  # of architectures with experts alone, where ffn_dim is their width
+    n_used: int = 2
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,11 @@ def tiny_metadata(arch: str, dims: TinyDims) -> dict[str, Any]:
         "attention.layer_norm_rms_epsilon": 1e-6,
         "rope.freq_base": 1e6 if arch == "gemma3" else 1e4,
     }
+    if arch.endswith("moe"):
+        values["expert_count"], values["expert_used_count"] = dims.n_experts, dims.n_used
+        values["expert_feed_forward_length"] = dims.ffn_dim
+    if arch == "qwen2moe":
+        values["expert_shared_feed_forward_length"] = dims.ffn_dim
     if arch == "gemma3":
         values["attention.sliding_window"] = dims.window
         values["attention.sliding_window_pattern"] = 2
@@ -96,8 +103,10 @@ def tiny_model(
     turn = cycle(formats)
     tensors = {}
     for name, shape in _shapes(arch, dims, tied):
-        if len(shape) == 2:
-            std = 1.0 if name.startswith("token_embd") else shape[1] ** -0.5
+        if name.endswith("ffn_gate_inp.weight"):
+            tensors[name] = random_tensor("F32", shape, rng, shape[1] ** -0.5)
+        elif len(shape) >= 2:
+            std = 1.0 if name.startswith("token_embd") else shape[-1] ** -0.5
             tensors[name] = random_tensor(next(turn), shape, rng, std)
         elif name.endswith("norm.weight"):
             tensors[name] = StoredTensor.from_floats(rng.uniform(0.5, 1.5, shape))
@@ -118,13 +127,11 @@ def _shapes(arch: str, d: TinyDims, tied: bool) -> Iterator[tuple[str, tuple[int
             "attn_v.weight": (d.kv_heads * d.head_dim, d.dim),
             "attn_output.weight": (d.dim, d.heads * d.head_dim),
             "ffn_norm.weight": (d.dim,),
-            "ffn_gate.weight": (d.ffn_dim, d.dim),
-            "ffn_up.weight": (d.ffn_dim, d.dim),
-            "ffn_down.weight": (d.dim, d.ffn_dim),
+            **_ffn_shapes(arch, d),
         }
-        if arch == "qwen2":
+        if arch in ("qwen2", "qwen2moe"):
             layer |= {f"attn_{k}.bias": layer[f"attn_{k}.weight"][:1] for k in "qkv"}
-        if arch in ("qwen3", "gemma3"):
+        if arch in ("qwen3", "qwen3moe", "gemma3"):
             layer |= {f"attn_{k}_norm.weight": (d.head_dim,) for k in "qk"}
         if arch == "gemma3":
             layer |= {f"post_{k}_norm.weight": (d.dim,) for k in ("attention", "ffw")}
@@ -132,6 +139,18 @@ def _shapes(arch: str, d: TinyDims, tied: bool) -> Iterator[tuple[str, tuple[int
     yield "output_norm.weight", (d.dim,)
     if not tied:
         yield "output.weight", (d.vocab_size, d.dim)
+
+
+def _ffn_shapes(arch: str, d: TinyDims) -> dict[str, tuple[int, ...]]:
+    parts = {"gate": (d.ffn_dim, d.dim), "up": (d.ffn_dim, d.dim), "down": (d.dim, d.ffn_dim)}
+    if not arch.endswith("moe"):
+        return {f"ffn_{part}.weight": shape for part, shape in parts.items()}
+    shapes: dict[str, tuple[int, ...]] = {"ffn_gate_inp.weight": (d.n_experts, d.dim)}
+    shapes |= {f"ffn_{part}_exps.weight": (d.n_experts, *shape) for part, shape in parts.items()}
+    if arch == "qwen2moe":
+        shapes["ffn_gate_inp_shexp.weight"] = (d.dim,)
+        shapes |= {f"ffn_{part}_shexp.weight": shape for part, shape in parts.items()}
+    return shapes
 
 
 @dataclass(frozen=True)
