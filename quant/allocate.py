@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from math import inf
+from math import fsum, inf
 
 from .errors import MartletError
 
@@ -43,17 +43,35 @@ def efficient(choices: Sequence[Choice]) -> list[Choice]:
 def allocate(choices: Mapping[str, Sequence[Choice]], budget: int) -> dict[str, Choice]:
     """One choice for every tensor, the sum of n_bytes at most `budget`, of nearly least cost.
 
-    From the smallest format of each on, the step of the largest gain per byte is taken as long as
-    it fits: the best for its own number of bytes (Everett 1963), and short of the optimum for the
-    budget by less than one step. Raises BudgetTooSmall with the least that is possible.
+    The largest tensor, often an embedding of most of a model, is given each of its choices in turn,
+    since one step of it may take more bytes than all others have to spare. Raises BudgetTooSmall
+    with the least that is possible.
+    """
+    least = sum(min(c.n_bytes for c in options) for options in choices.values())
+    if budget < least:
+        raise BudgetTooSmall(
+            f"{budget} bytes for weights are too few: {least} is the least; allow more"
+        )
+    if not choices:
+        return {}
+    largest = max(choices, key=lambda name: (max(c.n_bytes for c in choices[name]), name))
+    spare = budget - least + min(c.n_bytes for c in choices[largest])
+    found = [
+        _greedy({**choices, largest: [choice]}, budget)
+        for choice in choices[largest]
+        if choice.n_bytes <= spare
+    ]
+    return min(found, key=lambda each: (fsum(c.cost for c in each.values()), each[largest].cost))
+
+
+def _greedy(choices: Mapping[str, Sequence[Choice]], budget: int) -> dict[str, Choice]:
+    """From the smallest format of each on, the step of the largest gain per byte is taken as long
+    as it fits: the best for its own number of bytes (Everett 1963), and short of the optimum for
+    the budget by less than one step.
     """
     hulls = {name: efficient(options) for name, options in choices.items()}
     chosen = dict.fromkeys(hulls, 0)
     left = budget - sum(hull[0].n_bytes for hull in hulls.values())
-    if left < 0:
-        raise BudgetTooSmall(
-            f"{budget} bytes for weights are too few: {budget - left} is the least; allow more"
-        )
     steps = [step for name, hull in hulls.items() if (step := _step(name, hull, 0))]
     heapify(steps)
     while steps:

@@ -63,3 +63,14 @@ def test_bytes_go_where_they_save_most() -> None:
     }
     chosen = allocate(o, 100)
     assert (chosen["head"].format, chosen["attn_q"].format) == ("Q6_K", "Q4_K")
+
+
+def test_a_large_tensor_takes_a_step_that_others_make_room_for() -> None:
+    """From the smallest on, steps of the small ones pay more per byte and leave no room."""
+    small = [Choice("Q4_0", 10, 2.0), Choice("Q8_0", 20, 0.5)]
+    o = {
+        "embedding": [Choice("Q4_0", 100, 9.0), Choice("Q5_0", 130, 5.0)],
+        **{f"blk.{i}": small for i in range(2)},
+    }
+    chosen = allocate(o, 150)
+    assert [c.format for c in chosen.values()] == ["Q5_0", "Q4_0", "Q4_0"]
