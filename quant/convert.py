@@ -78,7 +78,7 @@ def read_conversion(folder: str | PathLike[str], facts: ReaderFacts) -> Conversi
     notes = list(tokenizer.notes)
     if ignored := ignored_tensors(checkpoint.tensors):
         notes.append(f"{len(ignored)} tensors are not of the language model: {ignored[0]}, …")
-    if settings.family.arch == "llama" and any(settings.is_local):
+    if settings.family.arch in ("llama", "phi3") and any(settings.is_local):
         notes.append(f"llama.cpp does not know the window of {settings.window} tokens in this file")
     return Conversion(checkpoint, config, settings, weights, tokenizer.metadata, notes)
 

@@ -1,18 +1,19 @@
 """What a checkpoint's config.json says, checked, as sizes and as metadata of a GGUF file.
 
-Owns: the table of convertible model classes, the defaults of keys a config leaves out, and the
-refusal of what no architecture of ours computes. Must not know: tensors, tokenizers, files.
+Owns: reading and checking keys, and the refusal of what no architecture of ours computes. Must not
+know: tensors, tokenizers, files; the model classes are in convert_families.py.
 
-Class names, key names and defaults are those of Hugging Face's `transformers` 5.24; the metadata
-keys are those of the `gguf` package.
+Key names are those of Hugging Face's `transformers` 5.24; the metadata keys are those of the `gguf`
+package.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from .convert_families import FAMILIES, Family, Windows
 from .convert_rope import RopeKeys, positive, rope_keys
 from .dense_keys import dense_keys
 from .errors import FileFormatError, UnsupportedError
@@ -20,89 +21,20 @@ from .errors import FileFormatError, UnsupportedError
 _LOCAL = "sliding_attention"
 _LAYER_KINDS = ("full_attention", _LOCAL)
 
-
-@dataclass(frozen=True)
-class Family:
-    """Model classes that one `general.architecture` runs, and how their checkpoints differ."""
-
-    arch: str
-    activation: str = "silu"
-    rope_pairs: bool = False  # rope turns neighbouring dims: rows of q and k change their order
-    norm_offset: float = 0.0  # the model adds it to norm weights, the GGUF holds the sum
-    head_norm: bool = False  # q and k are normed per head
-    sandwich: bool = False  # norms also behind each sub-layer
-    biased: tuple[str, ...] = ()  # projections that have a bias whatever the config says
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-
-
-_LLAMA = Family(
-    "llama", rope_pairs=True, defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-6}
-)
-_MISTRAL = Family(
-    "llama",
-    rope_pairs=True,
-    defaults={
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-6,
-        "num_key_value_heads": 8,
-        "sliding_window": 4096,
-    },
-)
-_QWEN2 = Family(
-    "qwen2",
-    biased=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    defaults={"max_position_embeddings": 32768, "rms_norm_eps": 1e-6},
-)
-_QWEN3 = Family(
-    "qwen3",
-    head_norm=True,
-    defaults={"max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "head_dim": 128},
-)
-_GEMMA3 = Family(
-    "gemma3",
-    activation="gelu_pytorch_tanh",
-    norm_offset=1.0,
-    head_norm=True,
-    sandwich=True,
-    defaults={
-        "tie_word_embeddings": True,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "query_pre_attn_scalar": 256,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1e6,
-        "rope_local_base_freq": 1e4,
-        "sliding_window": 4096,
-        "sliding_window_pattern": 6,
-    },
-)
-
-FAMILIES: dict[str, Family] = {
-    "LlamaForCausalLM": _LLAMA,
-    "LLaMAForCausalLM": _LLAMA,
-    "MistralForCausalLM": _MISTRAL,
-    "Qwen2ForCausalLM": _QWEN2,
-    "Qwen3ForCausalLM": _QWEN3,
-    "Gemma3ForCausalLM": _GEMMA3,
-    "Gemma3ForConditionalGeneration": _GEMMA3,
-}
-
 # Keys that change the arithmetic in ways that nothing here implements, and the values that do not.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "quantization_config": (),
     "attn_logit_softcapping": (),
     "final_logit_softcapping": (),
-    "partial_rotary_factor": (1, 1.0),
     "use_bidirectional_attention": (False,),
     "use_sliding_window": (False,),
     "is_causal": (True,),
     "num_local_experts": (0, 1),
     "num_experts": (0, 1),
+    "num_nextn_predict_layers": (0,),
+    "rotary_pct": (1, 1.0),
 }
 _MAX_LAYERS = 4096  # a bound on what a hostile file can make us list; readers have the same
-_GEMMA3_27B_LAYERS = 62  # this size alone has another query scale; readers know it by its layers
 
 
 @dataclass(frozen=True)
@@ -120,23 +52,20 @@ class Settings:
     context: int
     norm_eps: float
     is_tied: bool
-    attention_bias: bool
-    mlp_bias: bool
+    biased: tuple[str, ...]  # projections of a layer that have a bias
     is_local: tuple[bool, ...]  # layers that see only `window` positions
     window: int
     rope: RopeKeys  # of global layers
     local_rope_base: float | None  # of local layers, where it is another one
+    scales: Mapping[str, float]  # by the GGUF's key
+    query_scale: float  # scores are multiplied by it
 
-    @property
-    def biased(self) -> tuple[str, ...]:
-        """Projections of a layer that have a bias."""
-        attention = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
-        mlp = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-        return (
-            self.family.biased
-            + attention * (self.attention_bias and not self.family.biased)
-            + mlp * self.mlp_bias
-        )
+    def has_rope(self, n: int) -> bool:
+        """Whether positions turn the queries and keys of layer n."""
+        if self.family.rope_on_local_only and any(self.is_local):
+            return self.is_local[n]
+        every = self.family.no_rope_every
+        return not every or (n + 1) % every != 0
 
     def metadata(self) -> dict[str, Any]:
         """The architecture's keys: int is uint32, float is float32."""
@@ -150,8 +79,11 @@ class Settings:
                 kv_heads=self.kv_heads,
                 head_dim=self.head_dim,
                 norm_eps=self.norm_eps,
+                n_rot=self.rope.n_rot,
+                is_centered=self.family.is_centered,
             ),
             **self.rope.metadata,
+            **self.scales,
         }
         if any(self.is_local):
             keys["attention.sliding_window"] = self.window
@@ -188,9 +120,12 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
     head_dim = keys.count("head_dim", dim // heads)
     if head_dim % 2:
         raise FileFormatError(f"config.json: head_dim is {head_dim}, expected an even number")
-    _check_query_scale(keys, family, n_layers, dim // heads, head_dim)
     is_local = _local_layers(keys, family, n_layers)
     context = keys.count("max_position_embeddings")
+    _check_rope_layers(keys, family, is_local)
+    _check_query_scale(keys, family, n_layers, dim // heads, head_dim)
+    scales = {new: keys.number(old) for old, new in family.scales.items()}
+    query_scale = scales.get("attention.scale") or _query_width(keys, head_dim) ** -0.5
     return Settings(
         family=family,
         n_layers=n_layers,
@@ -201,15 +136,29 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
         head_dim=head_dim,
         vocab_size=keys.count("vocab_size") if "vocab_size" in keys.values else None,
         context=context,
-        norm_eps=keys.number("rms_norm_eps"),
+        norm_eps=keys.number("layer_norm_eps" if family.is_centered else "rms_norm_eps"),
         is_tied=bool(keys.values.get("tie_word_embeddings", False)),
-        attention_bias=bool(keys.values.get("attention_bias", False)),
-        mlp_bias=bool(keys.values.get("mlp_bias", False)),
+        biased=_biased(keys, family),
         is_local=is_local,
         window=keys.count("sliding_window") if any(is_local) else 0,
-        rope=rope_keys(keys.values, head_dim, context),
-        local_rope_base=_local_rope_base(keys) if family is _GEMMA3 else None,
+        rope=rope_keys(keys.values, head_dim, context, family.rope_settings),
+        local_rope_base=_local_rope_base(keys) if family.plain_local_rope else None,
+        scales=scales,
+        query_scale=query_scale,
     )
+
+
+def _biased(keys: _Config, family: Family) -> tuple[str, ...]:
+    if family.biased:
+        return family.biased
+    return tuple(
+        part for key, parts in family.biases.items() for part in parts if keys.values.get(key)
+    )
+
+
+def _query_width(keys: _Config, head_dim: int) -> float:
+    scalar = "query_pre_attn_scalar"
+    return keys.number(scalar) if scalar in keys.values else float(head_dim)
 
 
 class _Config:
@@ -248,7 +197,7 @@ def _refuse_unsupported(given: Mapping[str, Any], family: Family) -> None:
                 shown = shown.get("quant_method")
             raise UnsupportedError(f"config.json: {key} is {shown!r}, which is not supported")
     activation = given.get("hidden_activation", given.get("hidden_act", family.activation))
-    if activation != family.activation:
+    if activation not in (family.activation, *family.activation_aliases):
         raise UnsupportedError(
             f"config.json: activation {activation!r} is not supported for {family.arch}, "
             f"only {family.activation!r}"
@@ -262,7 +211,7 @@ def _check_query_scale(
     if "query_pre_attn_scalar" not in family.defaults:
         return
     scalar = keys.number("query_pre_attn_scalar")
-    expected = width if n_layers == _GEMMA3_27B_LAYERS else head_dim
+    expected = width if n_layers == family.wide_query_layers else head_dim
     if scalar != expected:
         raise UnsupportedError(
             f"config.json: query_pre_attn_scalar is {scalar:g}, only {expected} is supported "
@@ -270,19 +219,44 @@ def _check_query_scale(
         )
 
 
+def _check_rope_layers(keys: _Config, family: Family, is_local: tuple[bool, ...]) -> None:
+    """GGUF has no key for the layers without rope; readers follow one rule."""
+    if family.rope_on_local_only and "sliding_window" in keys.values and not any(is_local):
+        raise UnsupportedError(
+            "config.json: sliding_window without a local layer, which leaves no layer with rope, "
+            "is not supported"
+        )
+    every = family.no_rope_every
+    if not every:
+        return
+    expected = [int((n + 1) % every != 0) for n in range(len(is_local))]
+    found = keys.values.get("no_rope_layers")
+    if found is None and keys.count("no_rope_layer_interval") != every:
+        found = f"none in {keys.count('no_rope_layer_interval')}"
+    if found not in (None, expected):
+        raise UnsupportedError(
+            f"config.json: no_rope_layers is {found!r:.80}, only every layer but each "
+            f"{every}th with rope is supported"
+        )
+
+
 def _local_layers(keys: _Config, family: Family, n_layers: int) -> tuple[bool, ...]:
-    if family is _MISTRAL:
+    if family.windows is Windows.ALL:
         # A window as long as the context hides nothing.
         context = keys.count("max_position_embeddings")
         return (keys.count("sliding_window", context) < context,) * n_layers
+    has_windows = family.windows is Windows.LAYERS and "sliding_window" in keys.values
     kinds = keys.values.get("layer_types")
     if kinds is None:
-        every = keys.count("sliding_window_pattern") if family is _GEMMA3 else 1
+        every = keys.values.get("sliding_window_pattern") if has_windows else 1
+        if isinstance(every, str) and set(every) == {"L", "G"}:  # one period, local and global
+            return tuple(every[n % len(every)] == "L" for n in range(n_layers))
+        every = _Config({"sliding_window_pattern": every}).count("sliding_window_pattern")
         return tuple((n + 1) % every != 0 for n in range(n_layers))
     if not isinstance(kinds, list) or len(kinds) != n_layers:
         raise FileFormatError(f"config.json: layer_types does not name {n_layers} layers")
     for kind in kinds:
-        if kind not in (_LAYER_KINDS if family is _GEMMA3 else _LAYER_KINDS[:1]):
+        if kind not in (_LAYER_KINDS if has_windows else _LAYER_KINDS[:1]):
             raise UnsupportedError(f"config.json: layer type {kind!r} is not supported")
     return tuple(kind == _LOCAL for kind in kinds)
 
@@ -292,7 +266,8 @@ def _local_rope_base(keys: _Config) -> float:
     ropes = keys.values.get("rope_parameters") or {}
     local = ropes.get(_LOCAL) if isinstance(ropes, dict) else None
     if local is None:
-        return keys.number("rope_local_base_freq")
+        key = "rope_local_base_freq" if "rope_local_base_freq" in keys.values else "rope_theta"
+        return _Config({"rope_theta": 1e4, **keys.values}).number(key)
     kind = local.get("rope_type", "default") if isinstance(local, dict) else None
     if kind != "default":
         raise UnsupportedError(f"config.json: rope {kind!r} of local layers is not supported")

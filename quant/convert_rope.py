@@ -1,7 +1,7 @@
-"""Rotary settings of a config.json as GGUF metadata and, for Llama 3, as a tensor of divisors.
+"""Rotary settings of a config.json as GGUF metadata and as tensors of divisors.
 
 Owns: both spellings of the settings (`rope_scaling`, and `rope_parameters` of transformers 5) and
-the kinds of scaling. Must not know: architectures or tensors. Formulas: `transformers` 5.24,
+the kinds of scaling. Must not know: architectures or weights. Formulas: `transformers` 5.24,
 modeling_rope_utils; YaRN is arXiv 2309.00071.
 """
 
@@ -17,32 +17,59 @@ import numpy as np
 from .errors import FileFormatError, UnsupportedError
 
 _GLOBAL = "full_attention"
+FREQS = "rope_freqs.weight"
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 _LEAST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
 class RopeKeys:
     metadata: dict[str, Any]  # without the architecture's prefix
-    divisors: np.ndarray | None = field(default=None, repr=False)  # float32 (head_dim / 2)
+    tensors: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)
+    """Divisors of the frequencies by the name of their tensor, each float32 (n_rot / 2)."""
+    n_rot: int = 0  # dims of a head that turn
 
 
-def rope_keys(config: Mapping[str, Any], head_dim: int, context: int) -> RopeKeys:
-    """Settings of the (global) layers; refuses kinds of scaling that are not supported."""
+_RARE = {"partial_rotary_factor": (None, 1), "alpha": (None,), "llama_4_scaling_beta": (None,)}
+
+
+def rope_keys(
+    config: Mapping[str, Any], head_dim: int, context: int, known: frozenset[str] = frozenset()
+) -> RopeKeys:
+    """Settings of the (global) layers; refuses kinds of scaling that are not supported, and rare
+    settings that are not among those the class is known to have."""
     rope = _rope_of(config)
+    for key, neutral in _RARE.items():
+        value = rope.get(key, config.get(key))
+        if key not in known and value not in neutral:
+            raise UnsupportedError(f"config.json: {key} is {value!r:.80}, which is not supported")
     kind = rope.get("rope_type", rope.get("type", "default"))
     convert = _KINDS.get(kind) if isinstance(kind, str) else None
     if convert is None:
         raise UnsupportedError(
             f"config.json: rope scaling {kind!r} is not supported; supported: {', '.join(_KINDS)}"
         )
-    if rope.get("partial_rotary_factor", 1) not in (None, 1):
+    share = _number(rope, "partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    n_rot = int(head_dim * share)
+    if n_rot % 2 or not 0 < n_rot <= head_dim:
         raise UnsupportedError(
-            f"config.json: partial_rotary_factor is {rope['partial_rotary_factor']!r}, "
-            "which is not supported"
+            f"config.json: partial_rotary_factor is {share:g}, which turns {n_rot} of {head_dim} "
+            "dims; expected an even number of them"
         )
     base = _number(rope, "rope_theta", config.get("rope_theta", 10000.0))
-    found = convert(rope, base, head_dim, _original_context(rope, config, context))
-    return RopeKeys({"rope.freq_base": base, **found.metadata}, found.divisors)
+    found = convert(_Rope(rope, base, n_rot, _original_context(rope, config, context), context))
+    return RopeKeys({"rope.freq_base": base, **found.metadata}, found.tensors, n_rot)
+
+
+@dataclass(frozen=True)
+class _Rope:
+    """What the conversion of one kind of scaling reads."""
+
+    values: Mapping[str, Any]  # the settings themselves
+    base: float
+    n_rot: int
+    original: int  # tokens of the context before it was extended
+    context: int
 
 
 def _rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,42 +106,77 @@ def positive(what: str, value: Any) -> float:
     return float(value)
 
 
-def _plain(rope: Mapping[str, Any], base: float, head_dim: int, original: int) -> RopeKeys:
+def _plain(rope: _Rope) -> RopeKeys:
     return RopeKeys({})
 
 
-def _linear(rope: Mapping[str, Any], base: float, head_dim: int, original: int) -> RopeKeys:
-    factor = _number(rope, "factor")
+def _linear(rope: _Rope) -> RopeKeys:
+    factor = _number(rope.values, "factor")
     return RopeKeys({"rope.scaling.type": "linear", "rope.scaling.factor": factor})
 
 
-def _llama3(rope: Mapping[str, Any], base: float, head_dim: int, original: int) -> RopeKeys:
+def _llama3(rope: _Rope) -> RopeKeys:
     """Long wavelengths are stretched by `factor`, short ones kept, those between are blended."""
-    factor = _number(rope, "factor")
-    low, high = _number(rope, "low_freq_factor"), _number(rope, "high_freq_factor")
+    factor = _number(rope.values, "factor")
+    low, high = (_number(rope.values, f"{end}_freq_factor") for end in ("low", "high"))
     if high <= low:
         raise FileFormatError(
             f"config.json: high_freq_factor {high:g} of rope is not above low_freq_factor {low:g}"
         )
-    wavelengths = 2 * math.pi * base ** (np.arange(0, head_dim, 2) / head_dim)
-    kept = np.clip((original / wavelengths - low) / (high - low), 0, 1)
-    return RopeKeys({}, (1 / ((1 - kept) / factor + kept)).astype(np.float32))
+    wavelengths = 2 * math.pi * rope.base ** (np.arange(0, rope.n_rot, 2) / rope.n_rot)
+    kept = np.clip((rope.original / wavelengths - low) / (high - low), 0, 1)
+    return RopeKeys({}, {FREQS: (1 / ((1 - kept) / factor + kept)).astype(np.float32)})
 
 
-def _yarn(rope: Mapping[str, Any], base: float, head_dim: int, original: int) -> RopeKeys:
-    if rope.get("truncate", True) is not True:
+def _longrope(rope: _Rope) -> RopeKeys:
+    """Two lists of divisors, for contexts up to the original one and for longer ones."""
+    tensors = {}
+    for name, key in ((LONG_FACTORS, "long_factor"), (SHORT_FACTORS, "short_factor")):
+        values = rope.values.get(key)
+        if not isinstance(values, list) or len(values) != rope.n_rot // 2:
+            raise FileFormatError(
+                f"config.json: {key} of rope does not name {rope.n_rot // 2} factors"
+            )
+        tensors[name] = np.array([positive(f"{key} of rope", v) for v in values], np.float32)
+    grown = _number(rope.values, "factor", rope.context / rope.original)
+    amplitude = math.sqrt(1 + math.log(grown) / math.log(rope.original)) if grown > 1 else 1.0
+    keys = {
+        "rope.scaling.type": "longrope",
+        "rope.scaling.original_context_length": rope.original,
+        "rope.scaling.attn_factor": _number(rope.values, "attention_factor", amplitude),
+    }
+    return RopeKeys(keys, tensors)
+
+
+def _dynamic(rope: _Rope) -> RopeKeys:
+    """Hunyuan's form of it, which depends on no length: another base."""
+    alpha = rope.values.get("alpha")
+    if not alpha:
+        raise UnsupportedError("config.json: rope scaling 'dynamic' without alpha is not supported")
+    grown = _number(rope.values, "alpha") ** (rope.n_rot / (rope.n_rot - 2))
+    return RopeKeys({"rope.freq_base": rope.base * grown})
+
+
+def _yarn(rope: _Rope) -> RopeKeys:
+    if rope.values.get("truncate", True) is not True:
         raise UnsupportedError("config.json: YaRN with truncate = false is not supported")
-    factor = _number(rope, "factor")
+    values = rope.values
+    factor = _number(values, "factor")
     keys = {
         "rope.scaling.type": "yarn",
         "rope.scaling.factor": factor,
-        "rope.scaling.original_context_length": original,
-        "rope.scaling.yarn_beta_fast": _number(rope, "beta_fast", 32.0),
-        "rope.scaling.yarn_beta_slow": _number(rope, "beta_slow", 1.0),
+        "rope.scaling.original_context_length": rope.original,
+        "rope.scaling.yarn_beta_fast": _number(values, "beta_fast", 32.0),
+        "rope.scaling.yarn_beta_slow": _number(values, "beta_slow", 1.0),
     }
-    # Readers multiply by this key what the factor alone gives.
-    extra = _yarn_amplitude(rope, factor) / _amplitude(factor)
-    if extra != 1:
+    known = _amplitude(factor)  # what readers make of the factor
+    if values.get("llama_4_scaling_beta") is not None:  # Ministral 3, which has keys for the rest
+        keys["attention.temperature_scale"] = _number(values, "llama_4_scaling_beta")
+        cancelled = _number(values, "mscale_all_dim", 1.0)
+        keys["rope.scaling.yarn_log_multiplier"] = cancelled
+        known /= _amplitude(factor, cancelled)
+    extra = _yarn_amplitude(values, factor) / known
+    if abs(extra - 1) > 1e-9:
         keys["rope.scaling.attn_factor"] = extra
     return RopeKeys(keys)
 
@@ -133,9 +195,12 @@ def _amplitude(factor: float, scale: float = 1.0) -> float:
     return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
 
 
-_KINDS: dict[str, Callable[[Mapping[str, Any], float, int, int], RopeKeys]] = {
+_KINDS: dict[str, Callable[[_Rope], RopeKeys]] = {
     "default": _plain,
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,
+    "longrope": _longrope,
+    "su": _longrope,
+    "dynamic": _dynamic,
 }

@@ -15,31 +15,30 @@ import gguf
 import numpy as np
 
 from .convert_config import Settings
+from .convert_families import GATE_UP, QKV, Family, HeadNorm
 from .errors import FileFormatError, UnsupportedError
 from .safetensors_file import SourceTensor
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens", "model.norm", "lm_head"
-ROPE_FREQS = "rope_freqs.weight"
 _COMPARE_ROWS = 4096
 
-# A layer's parts: names under model.layers.N, and their (rows, cols) or (values,).
-_PARTS: dict[str, tuple[str, ...]] = {
-    "input_layernorm": ("dim",),
+# A layer's parts besides norms: names under model.layers.N, and their (rows, cols).
+_ATTENTION: dict[str, tuple[str, ...]] = {
     "self_attn.q_proj": ("q", "dim"),
     "self_attn.k_proj": ("kv", "dim"),
     "self_attn.v_proj": ("kv", "dim"),
     "self_attn.o_proj": ("dim", "q"),
-    "post_attention_layernorm": ("dim",),
+}
+_MLP = {
     "mlp.gate_proj": ("ffn", "dim"),
     "mlp.up_proj": ("ffn", "dim"),
     "mlp.down_proj": ("dim", "ffn"),
 }
-_HEAD_NORMS = {"self_attn.q_norm": ("head",), "self_attn.k_norm": ("head",)}
-_SANDWICH = {"pre_feedforward_layernorm": ("dim",), "post_feedforward_layernorm": ("dim",)}
+_KEPT_FUSED = {QKV: ("qkv", "dim"), GATE_UP: ("gate_up", "dim")}
 # Parts that some checkpoints store stacked in one tensor, in this order.
 _FUSED = {
-    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+    QKV: ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    GATE_UP: ("mlp.gate_proj", "mlp.up_proj"),
 }
 # How classes around a language model call it. The first that fits is replaced.
 _PREFIXES = (
@@ -103,7 +102,7 @@ def plan_weights(settings: Settings, tensors: Mapping[str, SourceTensor]) -> lis
     sizes = _sizes(settings, named)
     _drop_tied_head(settings, named)
     wanted = _expected(settings, sizes)
-    parts = _unfuse(named, wanted)
+    parts = _unfuse(settings, named, wanted)
     for name, shape in wanted.items():
         if name not in parts:
             raise FileFormatError(
@@ -121,10 +120,8 @@ def plan_weights(settings: Settings, tensors: Mapping[str, SourceTensor]) -> lis
             )
     names = gguf.get_tensor_name_map(_arch_id(settings.family.arch), settings.n_layers)
     weights = [_weight(settings, name, names, *parts[name]) for name in wanted]
-    if settings.rope.divisors is not None:
-        divisors = settings.rope.divisors
-        weights.insert(1, Weight(ROPE_FREQS, divisors.shape, values=divisors))
-    return weights
+    ropes = [Weight(n, values.shape, values=values) for n, values in settings.rope.tensors.items()]
+    return [weights[0], *ropes, *weights[1:]]
 
 
 def ignored_tensors(tensors: Mapping[str, SourceTensor]) -> list[str]:
@@ -153,12 +150,15 @@ def _sizes(settings: Settings, named: Mapping[str, SourceTensor]) -> dict[str, i
     embedding = named.get(f"{EMBEDDING}.weight")
     if embedding is None:
         raise FileFormatError(f"tensor '{EMBEDDING}.weight' is missing from the checkpoint")
+    q, kv = settings.heads * settings.head_dim, settings.kv_heads * settings.head_dim
     return {
         "dim": settings.dim,
-        "q": settings.heads * settings.head_dim,
-        "kv": settings.kv_heads * settings.head_dim,
+        "q": q,
+        "kv": kv,
+        "qkv": q + 2 * kv,
         "head": settings.head_dim,
         "ffn": settings.ffn_dim,
+        "gate_up": 2 * settings.ffn_dim,
         "vocab": settings.vocab_size or embedding.n_rows,
     }
 
@@ -184,13 +184,32 @@ def _are_equal(a: SourceTensor, b: SourceTensor) -> bool:
     return all(np.array_equal(a.rows(piece), b.rows(piece)) for piece in pieces)
 
 
+def _layer_parts(family: Family) -> dict[str, tuple[str, ...]]:
+    """What a layer consists of, in the order of the file."""
+    norms = family.norms
+    parts: dict[str, tuple[str, ...]] = {norms.before_attention: ("dim",)}
+    parts |= _with_fused(_ATTENTION, QKV, family)
+    if family.head_norm is not HeadNorm.NONE:
+        widths = ("q", "kv") if family.head_norm is HeadNorm.WHOLE else ("head", "head")
+        parts |= {name: (w,) for name, w in zip(family.head_norm_names, widths, strict=True)}
+    parts |= {norms.after_attention: ("dim",), norms.before_mlp: ("dim",)}
+    parts |= _with_fused(_MLP, GATE_UP, family)
+    parts |= {norms.after_mlp: ("dim",)}
+    return {name: dims for name, dims in parts.items() if name}
+
+
+def _with_fused(
+    parts: Mapping[str, tuple[str, ...]], fused: str, family: Family
+) -> dict[str, tuple[str, ...]]:
+    if fused not in family.keeps_fused:
+        return dict(parts)
+    rest = {name: dims for name, dims in parts.items() if name not in _FUSED[fused]}
+    return {fused: _KEPT_FUSED[fused], **rest}
+
+
 def _expected(settings: Settings, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     """Shapes by name, in the order of the file."""
-    parts = dict(_PARTS)
-    if settings.family.head_norm:
-        parts |= _HEAD_NORMS
-    if settings.family.sandwich:
-        parts |= _SANDWICH
+    parts = _layer_parts(settings.family)
     wanted: dict[str, tuple[int, ...]] = {f"{EMBEDDING}.weight": (sizes["vocab"], sizes["dim"])}
     for n in range(settings.n_layers):
         for part, dims in parts.items():
@@ -208,12 +227,13 @@ _Part = tuple[SourceTensor, int, tuple[int, ...]]  # (stored in, first row there
 
 
 def _unfuse(
-    named: Mapping[str, SourceTensor], wanted: Mapping[str, tuple[int, ...]]
+    settings: Settings, named: Mapping[str, SourceTensor], wanted: Mapping[str, tuple[int, ...]]
 ) -> dict[str, _Part]:
     parts: dict[str, _Part] = {}
     for name, tensor in named.items():
         stem, _, kind = name.rpartition(".")
-        fused = next((f for f in _FUSED if stem.endswith(f".{f}")), None)
+        stacked = [f for f in _FUSED if f not in settings.family.keeps_fused]
+        fused = next((f for f in stacked if stem.endswith(f".{f}")), None)
         if fused is None:
             parts[name] = (tensor, 0, tensor.shape)
             continue

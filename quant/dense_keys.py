@@ -19,8 +19,11 @@ def dense_keys(
     kv_heads: int,
     head_dim: int,
     norm_eps: float,
+    n_rot: int | None = None,
+    is_centered: bool = False,
 ) -> dict[str, Any]:
-    """Without `ARCH.` in front: int is uint32, float is float32."""
+    """Without `ARCH.` in front: int is uint32, float is float32. n_rot: dims of a head that turn,
+    where not all do; is_centered: norms are LayerNorms."""
     return {
         "block_count": n_layers,
         "context_length": context,
@@ -30,6 +33,6 @@ def dense_keys(
         "attention.head_count_kv": kv_heads,
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
-        "attention.layer_norm_rms_epsilon": norm_eps,
-        "rope.dimension_count": head_dim,
+        f"attention.layer_norm_{'' if is_centered else 'rms_'}epsilon": norm_eps,
+        "rope.dimension_count": head_dim if n_rot is None else n_rot,
     }

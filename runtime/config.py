@@ -1,52 +1,34 @@
 """What a model file says about its shape, checked once and frozen.
 
-Owns: sizes per layer, defaults of absent keys, the table of known architectures. Must not know:
-ops, plans or the bytes of weights. The recorders in runtime/models read nothing but a
-ModelConfig, so "absent in the file" and "per layer or one for all" are settled here.
+Owns: sizes per layer, and scales folded where that is exact. Must not know: ops, plans or the bytes
+of weights; defaults of absent keys are in architectures.py. The recorders in runtime/models read
+nothing but a ModelConfig, so "absent in the file" and "per layer or one for all" are settled here.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from .architectures import ARCHITECTURES, Architecture
 from .errors import FileFormatError, UnsupportedError
 from .experts import ExpertDefaults, Experts, read_experts
 from .metadata_keys import Keys
-from .rope import Rope, read_rope
+from .rope import LONG_FACTORS, Rope, RopeRules, original_context, read_rope
 
 _MAX_LAYERS = 4096  # a bound on what a hostile file can make us allocate
-_GEMMA3_27B_LAYERS = 62
 
 
-@dataclass(frozen=True)
-class Architecture:
-    """Defaults of one `general.architecture` for keys that files of it may lack."""
-
-    scales_embedding: bool = False  # rows of the embedding are multiplied by sqrt(dim)
-    local_every: int = 0  # sliding_window_pattern: layer l is local when l mod n < n - 1
-    local_rope_base: float | None = None  # None: the same as on global layers
-    experts: ExpertDefaults | None = None  # None: no file has any
-
-
-ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture(experts=ExpertDefaults(renormalize=True)),
-    "qwen2": Architecture(),
-    "qwen2moe": Architecture(experts=ExpertDefaults()),
-    "qwen3": Architecture(),
-    "qwen3moe": Architecture(experts=ExpertDefaults(renormalize=True)),
-    "gemma3": Architecture(scales_embedding=True, local_every=6, local_rope_base=10000.0),
-}
-
-# Keys that change the arithmetic in ways that no op implements; a neutral value is no obstacle.
-_UNSUPPORTED: dict[str, tuple[str, float]] = {
+# Keys that change the arithmetic, what they ask for, and the value that changes nothing. Those that
+# an architecture does not list as supported are refused.
+RESTRICTED: dict[str, tuple[str, float]] = {
     "nextn_predict_layers": ("multi-token prediction blocks", 0),
     "attn_logit_softcapping": ("soft-capped attention scores", 0),
-    "final_logit_softcapping": ("soft-capped logits", 0),
     "logit_scale": ("scaled logits", 1),
     "residual_scale": ("scaled residuals", 1),
+    "attention.temperature_scale": ("queries scaled by position", 0),
     "rope.scaling.yarn_log_multiplier": ("YaRN with its own logarithm", 0),
 }
 
@@ -59,7 +41,7 @@ class LayerConfig:
     value_dim: int
     ffn_dim: int
     window: int  # a key is visible when its distance is below this; 0: all keys
-    rope: Rope
+    rope: Rope | None  # None: positions do not turn queries and keys
     experts: Experts | None = None  # None: a dense layer
 
 
@@ -76,6 +58,11 @@ class ModelConfig:
     layers: tuple[LayerConfig, ...]
     pooling_type: int = 0
     """How a text becomes one vector, as files number it (pooling.py); 0: they do not say."""
+    is_centered: bool = False  # norms are LayerNorms
+    logit_scale: float = 1.0
+    logit_cap: float = 0.0  # logits are cap * tanh(logits / cap); 0: as they are
+    temperature: float = 0.0  # queries at position p grow by temperature * ln(1 + p // span)
+    temperature_span: int = 0
 
     @property
     def n_layers(self) -> int:
@@ -91,36 +78,58 @@ class ModelConfig:
             known = ", ".join(sorted(ARCHITECTURES))
             raise UnsupportedError(f"architecture {arch!r} is not supported; supported: {known}")
         keys = Keys(metadata, arch)
-        keys.refuse(_UNSUPPORTED)
+        habits = ARCHITECTURES[arch]
+        keys.refuse({key: what for key, what in RESTRICTED.items() if key not in habits.supports})
         dim = keys.count("embedding_length")
-        layers = _layers(keys, ARCHITECTURES[arch], dim)
+        layers = _layers(keys, habits, dim, shapes)
         name = metadata.get("general.name")
-        default_scale = math.sqrt(dim) if ARCHITECTURES[arch].scales_embedding else 1.0
+        default_scale = math.sqrt(dim) if habits.scales_embedding else 1.0
+        # The residual stream is kept divided by residual_scale, so that sub-layers add to it as
+        # they are: norms divide by its size anyway, and see the same where eps shrinks with it.
+        residual_scale = keys.scale("residual_scale")
+        logit_scale = keys.scale("logit_scale")
+        temperature = keys.number("attention.temperature_scale", 0.0)
         return cls(
             arch=arch,
             name=name if isinstance(name, str) else arch,
             vocab_size=_vocab_size(shapes, dim),
             context_train=keys.count("context_length"),
             dim=dim,
-            norm_eps=_norm_eps(keys),
-            embedding_scale=keys.number("embedding_scale", default_scale),
-            attention_scale=_attention_scale(keys, arch, dim, layers),
+            norm_eps=_norm_eps(keys, habits) / residual_scale**2,
+            embedding_scale=keys.number("embedding_scale", default_scale) / residual_scale,
+            attention_scale=_attention_scale(keys, habits, dim, layers),
             layers=layers,
             pooling_type=keys.count("pooling_type", 0),
+            is_centered=habits.is_centered,
+            logit_scale=1 / logit_scale if habits.divides_logits else logit_scale,
+            logit_cap=keys.number("final_logit_softcapping", 0.0),
+            temperature=temperature,
+            temperature_span=original_context(keys) if temperature else 0,
         )
 
+    def at_context(self, n_tokens: int) -> ModelConfig:
+        """For sequences of up to so many tokens: some ropes have two lists of factors, and which
+        one holds is chosen once, so that a key never depends on what comes after it."""
+        layers = [
+            replace(layer, rope=layer.rope and layer.rope.at_context(n_tokens))
+            for layer in self.layers
+        ]
+        return replace(self, layers=tuple(layers))
 
-def _norm_eps(keys: Keys) -> float:
-    key = "attention.layer_norm_rms_epsilon"
+
+def _norm_eps(keys: Keys, arch: Architecture) -> float:
+    key = f"attention.layer_norm_{'' if arch.is_centered else 'rms_'}epsilon"
     eps = keys.number(key)
     if eps < 0:  # a root of a negative number would make every logit NaN
         raise FileFormatError(f"{keys.arch}.{key} is {eps:g}, expected at least 0")
     return eps
 
 
-def _attention_scale(keys: Keys, arch: str, dim: int, layers: tuple[LayerConfig, ...]) -> float:
+def _attention_scale(
+    keys: Keys, arch: Architecture, dim: int, layers: tuple[LayerConfig, ...]
+) -> float:
     width = float(layers[0].head_dim)
-    if arch == "gemma3" and len(layers) == _GEMMA3_27B_LAYERS:
+    if len(layers) == arch.wide_query_layers:
         width = dim / layers[0].heads  # this size alone was trained with another query scale
     return keys.number("attention.scale", 0.0) or 1.0 / math.sqrt(width)
 
@@ -136,7 +145,9 @@ def _vocab_size(shapes: Mapping[str, tuple[int, ...]], dim: int) -> int:
     return shape[0]
 
 
-def _layers(keys: Keys, arch: Architecture, dim: int) -> tuple[LayerConfig, ...]:
+def _layers(
+    keys: Keys, arch: Architecture, dim: int, shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[LayerConfig, ...]:
     n_layers = keys.count("block_count")
     if n_layers > _MAX_LAYERS:
         raise FileFormatError(f"{keys.arch}.block_count is {n_layers}, at most {_MAX_LAYERS}")
@@ -147,20 +158,33 @@ def _layers(keys: Keys, arch: Architecture, dim: int) -> tuple[LayerConfig, ...]
     if arch.experts is None:
         keys.refuse({"expert_count": ("experts", 0)})
     experts = read_experts(keys, arch.experts or ExpertDefaults(), ffn_dims)
+    rules = RopeRules(
+        arch.local_rope_base, arch.plain_local_rope, has_two_lists=LONG_FACTORS in shapes
+    )
     layers = []
     for n, (h, kv, ffn, window) in enumerate(zip(heads, kv_heads, ffn_dims, windows, strict=True)):
         if h % kv:
             raise FileFormatError(f"layer {n} has {h} heads, not a multiple of {kv} kv_heads")
         head_dim = _head_size(keys, "attention.key_length", window, dim, h)
         value_dim = _head_size(keys, "attention.value_length", window, dim, h)
-        rope = read_rope(keys, head_dim, local_base=arch.local_rope_base, is_local=window > 0)
+        rope = None
+        if _has_rope(keys, arch, n, window, windows):
+            rope = read_rope(keys, head_dim, rules, is_local=window > 0)
         layers.append(LayerConfig(h, kv, head_dim, value_dim, ffn, window, rope, experts[n]))
     return tuple(layers)
 
 
+def _has_rope(keys: Keys, arch: Architecture, n: int, window: int, windows: list[int]) -> bool:
+    if arch.has_rope_switch and not keys.get("rope.scaling.finetuned", True):
+        return False
+    if arch.rope_on_local_only and any(windows):
+        return window > 0
+    return not arch.no_rope_every or (n + 1) % arch.no_rope_every != 0
+
+
 def _windows(keys: Keys, arch: Architecture, n_layers: int) -> list[int]:
     """The window of each layer, 0 on global ones."""
-    window = keys.count("attention.sliding_window", 0)
+    window = keys.count("attention.sliding_window", arch.window)
     pattern = keys.get("attention.sliding_window_pattern", arch.local_every)
     if isinstance(pattern, list):
         if len(pattern) != n_layers:
@@ -172,6 +196,8 @@ def _windows(keys: Keys, arch: Architecture, n_layers: int) -> list[int]:
     else:
         every = keys.count("attention.sliding_window_pattern", arch.local_every)
         is_local = [every == 0 or n % every < every - 1 for n in range(n_layers)]
+    if all(is_local) and window >= keys.count("context_length"):
+        window = 0  # it hides nothing
     return [window if local else 0 for local in is_local]
 
 

@@ -33,6 +33,13 @@ class Keys:
             raise FileFormatError(f"{self.arch}.{key} is {value}, expected a finite number")
         return float(value)
 
+    def scale(self, key: str, default: float = 1.0) -> float:
+        """A factor above 0; as other readers have it, 0 is as good as none."""
+        value = self.number(key, default) or default
+        if value < 0:
+            raise FileFormatError(f"{self.arch}.{key} is {value:g}, expected a number above 0")
+        return value
+
     def count(self, key: str, default: int | None = None) -> int:
         """A whole number; positive where the key is required, else 0 is allowed."""
         return self._count(key, self.get(key, default), least=1 if default is None else 0)

@@ -88,6 +88,7 @@ def load_model(
         weights = DequantizedWeights(weights) if dequantize else weights
         shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
         config = ModelConfig.from_metadata(file.metadata, shapes)
+        config = config.at_context(context or min(config.context_train, _DEFAULT_CONTEXT))
         tokenizer = Tokenizer.from_metadata(file.metadata)
         _check_vocabulary(config, tokenizer)
         plan = record_plan(config, weights, max_rows, activations=activations)

@@ -1,19 +1,23 @@
-"""Rotary frequencies: plain, linear and YaRN scaling, and the metadata keys they come from.
+"""Rotary frequencies: plain, linear, YaRN and longrope scaling, and the keys they come from.
 
-Must not know which architecture asks; formulas are those of the YaRN paper (arXiv 2309.00071).
+Must not know which architecture asks. Formulas: the YaRN paper (arXiv 2309.00071), and LongRoPE
+(arXiv 2402.13753) as Phi 3 has it: two lists of divisors, for short and for long contexts.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from .errors import FileFormatError, UnsupportedError
 from .metadata_keys import Keys
 
-_SCALINGS = ("none", "linear", "yarn")
+_SCALINGS = ("none", "linear", "yarn", "longrope")
+FREQS = "rope_freqs.weight"
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+DIVISOR_TENSORS = (FREQS, LONG_FACTORS, SHORT_FACTORS)
 
 
 @dataclass(frozen=True)
@@ -48,9 +52,17 @@ class Rope:
     factor: float = 1.0
     yarn: Yarn | None = None
     amplitude: float = 1.0  # cos and sin are multiplied by it
+    divisors: str = FREQS  # tensor of further divisors, one a pair, where the file has it
+    short_context: int = 0  # > 0: two such tensors, the long one for contexts beyond this
+
+    def at_context(self, n_tokens: int) -> Rope:
+        if not self.short_context:
+            return self
+        is_long = n_tokens > self.short_context
+        return replace(self, divisors=LONG_FACTORS if is_long else SHORT_FACTORS)
 
     def inv_freq(self, divisors: np.ndarray | None = None) -> np.ndarray:
-        """float64 (n_rot / 2); `divisors` are the file's rope_freqs."""
+        """float64 (n_rot / 2); `divisors` are those of the file."""
         exponents = np.arange(0, self.n_rot, 2, dtype=np.float64) / self.n_rot
         plain: np.ndarray = self.base**-exponents
         if divisors is not None:
@@ -63,24 +75,55 @@ class Rope:
 
     def __str__(self) -> str:
         scaling = "" if self.factor == 1 else f"_{'yarn' if self.yarn else 'by'}_{self.factor:g}"
+        if self.short_context:
+            scaling = "_long" if self.divisors == LONG_FACTORS else "_short"
         return f"rope_{self.base:g}{scaling}"
 
 
-def read_rope(keys: Keys, head_dim: int, *, local_base: float | None, is_local: bool) -> Rope:
-    """The rope of a layer. `local_base`: the architecture's own base of local layers, if any."""
+@dataclass(frozen=True)
+class RopeRules:
+    """What an architecture and the tensors of a file say beside its keys."""
+
+    local_base: float | None = None  # the architecture's own base of local layers
+    plain_local: bool = False  # local layers are never scaled
+    has_two_lists: bool = False  # the file has longrope's divisors
+
+
+def read_rope(keys: Keys, head_dim: int, rules: RopeRules, *, is_local: bool) -> Rope:
+    """The rope of a layer."""
     base = keys.number("rope.freq_base", 10000.0)
     n_rot = keys.count("rope.dimension_count", head_dim)
     if is_local:
         n_rot = keys.count("rope.dimension_count_swa", min(n_rot, head_dim))
-        base = keys.number("rope.freq_base_swa", local_base or base)
+        base = keys.number("rope.freq_base_swa", rules.local_base or base)
     if n_rot % 2 or not 0 < n_rot <= head_dim:
         raise FileFormatError(
             f"{keys.arch}.rope.dimension_count is {n_rot}, expected an even number up to {head_dim}"
         )
     if base <= 1:
         raise FileFormatError(f"{keys.arch}.rope.freq_base is {base:g}, expected more than 1")
-    # Models with two bases stretch only the layers that look far back.
-    return Rope(base, n_rot) if is_local and local_base else _scaled(keys, base, n_rot)
+    if is_local and rules.plain_local:  # only layers that look far back are stretched
+        return Rope(base, n_rot, divisors="")
+    if rules.has_two_lists:
+        return _longrope(keys, base, n_rot)
+    return _scaled(keys, base, n_rot)
+
+
+def original_context(keys: Keys) -> int:
+    """Tokens of the context before it was extended."""
+    return keys.count("rope.scaling.original_context_length", keys.count("context_length"))
+
+
+def _longrope(keys: Keys, base: float, n_rot: int) -> Rope:
+    original, context = original_context(keys), keys.count("context_length")
+    if original < 2:  # whose logarithm divides
+        raise FileFormatError(
+            f"{keys.arch}.rope.scaling.original_context_length is {original}, expected 2 or more"
+        )
+    grown = max(context / original, 1.0)
+    amplitude = math.sqrt(1 + math.log(grown) / math.log(original))
+    amplitude = keys.scale("rope.scaling.attn_factor", amplitude)
+    return Rope(base, n_rot, amplitude=amplitude, divisors=SHORT_FACTORS, short_context=original)
 
 
 def _scaled(keys: Keys, base: float, n_rot: int) -> Rope:
@@ -92,6 +135,8 @@ def _scaled(keys: Keys, base: float, n_rot: int) -> Rope:
     factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 0.0)) or 1.0
     if factor < 0:
         raise FileFormatError(f"{keys.arch}.rope.scaling.factor is {factor:g}, expected 0 or more")
+    if kind == "longrope":
+        raise FileFormatError(f"rope scaling is longrope, but tensor {LONG_FACTORS!r} is missing")
     if kind == "none" or factor == 1:
         return Rope(base, n_rot)
     if kind == "linear":
@@ -99,13 +144,19 @@ def _scaled(keys: Keys, base: float, n_rot: int) -> Rope:
     yarn = _yarn(keys)
     amplitude = keys.number("rope.scaling.attn_factor", 1.0)
     amplitude *= keys.number("rope.scaling.yarn_attn_factor", 1.0)
-    amplitude *= 1 + 0.1 * math.log(factor) if factor > 1 else 1.0
+    # Models whose training cancelled a part of that growth name the part.
+    cancelled = keys.number("rope.scaling.yarn_log_multiplier", 0.0)
+    amplitude *= _yarn_growth(factor) / _yarn_growth(factor, cancelled)
     return Rope(base, n_rot, factor, yarn, amplitude)
+
+
+def _yarn_growth(factor: float, share: float = 1.0) -> float:
+    return 1 + 0.1 * share * math.log(factor) if factor > 1 else 1.0
 
 
 def _yarn(keys: Keys) -> Yarn:
     yarn = Yarn(
-        keys.count("rope.scaling.original_context_length", keys.count("context_length")),
+        original_context(keys),
         keys.number("rope.scaling.yarn_beta_fast", Yarn.beta_fast),
         keys.number("rope.scaling.yarn_beta_slow", Yarn.beta_slow),
         keys.number("rope.scaling.yarn_ext_factor", Yarn.ext_factor),

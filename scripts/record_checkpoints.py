@@ -171,7 +171,8 @@ def record_model(recipe: Mapping[str, Any], text: Path, folder: Path) -> Recorde
         else save_byte_level(tokenizer, text, folder)
     )
     sizes = {**_SIZES, **recipe["config"], "vocab_size": n_tokens}
-    sizes = {key: value for key, value in sizes.items() if value is not None}
+    for key in recipe.get("without", ()):  # those that this class lacks
+        del sizes[key]
     model_class = getattr(transformers, recipe["model"])
     config = model_class.config_class(**sizes, attn_implementation="eager")
     model = model_class(config).float()

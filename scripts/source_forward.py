@@ -1,8 +1,8 @@
 """What a checkpoint computes: logits from its own weights, config and layout, in plain NumPy.
 
-Owns: a forward pass in float32 of Llama, Qwen2, Qwen3 and Gemma 3 as `transformers` 5.24 defines
-them. Must not know: GGUF, nor how tensors are converted; `convert --check` compares with it, so
-that an error of the conversion cannot hide on both sides. Weights are read a slice at a time.
+Owns: a forward pass in float32 of the convertible classes as `transformers` 5.24 defines them. Must
+not know: GGUF, nor how tensors are converted; `convert --check` compares with it, so that an error
+of the conversion cannot hide on both sides. Weights are read a slice at a time.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from martlet.quant.checkpoint import Checkpoint
 from martlet.quant.convert_config import Settings
+from martlet.quant.convert_families import HeadNorm
 
 _SLICE_WEIGHTS = 1 << 24
 _FUSED = {"q": "qkv", "k": "qkv", "v": "qkv", "gate": "gate_up", "up": "gate_up"}
@@ -23,24 +24,28 @@ def source_logits(
     checkpoint: Checkpoint, config: Mapping[str, Any], settings: Settings, ids: Sequence[int]
 ) -> np.ndarray:
     """float32 (len(ids), vocab_size) at every position of one sequence."""
-    source = _Source(checkpoint, settings)
-    is_gemma = settings.family.arch == "gemma3"
+    source, family = _Source(checkpoint, settings), settings.family
+    norms, scales = family.norms, settings.scales
     x = source.rows("embed_tokens.weight", np.asarray(ids))
-    if is_gemma:
+    if family.scales_embedding:
         x = x * np.float32(math.sqrt(settings.dim))
+    x = x * np.float32(scales.get("embedding_scale", 1.0))
+    residual_scale = np.float32(scales.get("residual_scale", 1.0))
     for n in range(settings.n_layers):
         at = f"layers.{n}."
-        mixed = _attention(source, config, n, source.norm(x, f"{at}input_layernorm"))
-        if is_gemma:
-            x = x + source.norm(mixed, f"{at}post_attention_layernorm")
-            fed = _mlp(source, at, source.norm(x, f"{at}pre_feedforward_layernorm"))
-            x = x + source.norm(fed, f"{at}post_feedforward_layernorm")
+        normed = source.norm(x, at, norms.before_attention)
+        mixed = source.norm(_attention(source, config, n, normed), at, norms.after_attention)
+        if family.is_parallel:
+            x = x + mixed + _mlp(source, at, normed)
         else:
-            x = x + mixed
-            x = x + _mlp(source, at, source.norm(x, f"{at}post_attention_layernorm"))
+            x = x + mixed * residual_scale
+            fed = _mlp(source, at, source.norm(x, at, norms.before_mlp))
+            x = x + source.norm(fed, at, norms.after_mlp) * residual_scale
         checkpoint.drop_pages()
-    x = source.norm(x, "norm")
-    return source.linear(x, "embed_tokens" if settings.is_tied else "lm_head")
+    x = source.norm(x, "", "norm")
+    logits = source.linear(x, "embed_tokens" if settings.is_tied else "lm_head")
+    logit_scale = scales.get("logit_scale", 1.0)
+    return logits * np.float32(1 / logit_scale if family.divides_logits else logit_scale)
 
 
 class _Source:
@@ -62,12 +67,17 @@ class _Source:
         rows: np.ndarray = self._find(ending).rows(index)
         return rows
 
-    def norm(self, x: np.ndarray, name: str) -> np.ndarray:
-        weight = self.rows(f"{name}.weight", slice(None))[:, 0]
-        if self.settings.family.arch == "gemma3":
-            weight = weight + np.float32(1)
-        mean = (x.astype(np.float64) ** 2).mean(axis=-1, keepdims=True)
-        normed: np.ndarray = (x / np.sqrt(mean + self.settings.norm_eps)).astype(np.float32)
+    def norm(self, x: np.ndarray, at: str, name: str) -> np.ndarray:
+        """x itself where the norm has no name."""
+        if not name:
+            return x
+        weight = self.rows(f"{at}{name}.weight", slice(None))[:, 0]
+        weight = weight + np.float32(self.settings.family.norm_offset)
+        centred = x.astype(np.float64)
+        if self.settings.family.is_centered:
+            centred -= centred.mean(axis=-1, keepdims=True)
+        mean = (centred**2).mean(axis=-1, keepdims=True)
+        normed: np.ndarray = (centred / np.sqrt(mean + self.settings.norm_eps)).astype(np.float32)
         return normed * weight
 
     def linear(self, x: np.ndarray, name: str) -> np.ndarray:
@@ -96,19 +106,29 @@ class _Source:
 
 
 def _attention(source: _Source, config: Mapping[str, Any], n: int, x: np.ndarray) -> np.ndarray:
-    s, at = source.settings, f"layers.{n}.self_attn."
-    q = source.linear(x, f"{at}q_proj").reshape(len(x), s.heads, s.head_dim)
-    k = source.linear(x, f"{at}k_proj").reshape(len(x), s.kv_heads, s.head_dim)
-    v = source.linear(x, f"{at}v_proj").reshape(len(x), s.kv_heads, s.head_dim)
-    if s.family.head_norm:
-        q, k = source.norm(q, f"{at}q_norm"), source.norm(k, f"{at}k_norm")
-    cos, sin = _rope_table(config, s, len(x), is_local=s.is_local[n])
-    q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
+    s, at = source.settings, f"layers.{n}."
+    order = s.family.head_norm
+
+    def normed(q: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        q_name, k_name = s.family.head_norm_names
+        return source.norm(q, at, q_name), source.norm(k, at, k_name)
+
+    q, k, v = (source.linear(x, f"{at}self_attn.{part}_proj") for part in "qkv")
+    if order is HeadNorm.WHOLE:
+        q, k = normed(q, k)
+    q, k, v = (a.reshape(len(x), -1, s.head_dim) for a in (q, k, v))
+    if order is HeadNorm.HEADS:
+        q, k = normed(q, k)
+    if s.has_rope(n):
+        cos, sin = _rope_table(config, s, len(x), is_local=s.is_local[n])
+        q, k = (_rotated(a, cos, sin, s.family.source_pairs) for a in (q, k))
+    if order is HeadNorm.AFTER_ROPE:
+        q, k = normed(q, k)
+    if beta := _rope_values(config).get("llama_4_scaling_beta"):
+        span = _rope_values(config)["original_max_position_embeddings"]
+        q = q * (1 + beta * np.log(1 + np.arange(len(x)) // span))[:, None, None]
     k, v = (a.repeat(s.heads // s.kv_heads, axis=1) for a in (k, v))
-    width = config.get("query_pre_attn_scalar") or (config.get("text_config") or {}).get(
-        "query_pre_attn_scalar"
-    )
-    scores = np.einsum("qhd,khd->hqk", q, k) / math.sqrt(width or s.head_dim)
+    scores = np.einsum("qhd,khd->hqk", q, k) * s.query_scale
     distance = np.arange(len(x))[:, None] - np.arange(len(x))
     visible = distance >= 0
     if s.is_local[n]:
@@ -117,12 +137,12 @@ def _attention(source: _Source, config: Mapping[str, Any], n: int, x: np.ndarray
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     mixed = np.einsum("hqk,khd->qhd", weights.astype(np.float32), v)
-    return source.linear(mixed.reshape(len(x), -1), f"{at}o_proj")
+    return source.linear(mixed.reshape(len(x), -1), f"{at}self_attn.o_proj")
 
 
 def _mlp(source: _Source, at: str, x: np.ndarray) -> np.ndarray:
     gate = source.linear(x, f"{at}mlp.gate_proj")
-    if source.settings.family.arch == "gemma3":
+    if source.settings.family.activation != "silu":  # the tanh form of GELU
         inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
         gate = 0.5 * gate * (1 + np.tanh(inner))
     else:
@@ -132,42 +152,59 @@ def _mlp(source: _Source, at: str, x: np.ndarray) -> np.ndarray:
     )
 
 
-def _rotated(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
-    """Dims (i, i + head_dim / 2) of every head turn together."""
-    first, second = np.split(x, 2, axis=-1)
-    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+def _rotated(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, pairs: bool) -> np.ndarray:
+    """Of the first dims of every head, as many as turn: (2i, 2i + 1) together, or (i, i + half)."""
+    half = cos.shape[-1]
+    first, second = (slice(0, 2 * half, 2), slice(1, 2 * half, 2))
+    if not pairs:
+        first, second = slice(0, half), slice(half, 2 * half)
+    a, b, turned = x[..., first], x[..., second], x.copy()
+    turned[..., first] = a * cos - b * sin
+    turned[..., second] = b * cos + a * sin
+    return turned
 
 
 # -- rope -----------------------------------------------------------------------------------------
 
 
+def _rope_values(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    inner = {**config, **(config.get("text_config") or {})}
+    values = inner.get("rope_parameters") or inner.get("rope_scaling") or {}
+    return values if isinstance(values, dict) else {}
+
+
 def _rope_table(
     config: Mapping[str, Any], settings: Settings, n: int, *, is_local: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(cos, sin), each float32 (n, 1, head_dim / 2)."""
-    inner = {**config, **(config.get("text_config") or {})}
-    rope = inner.get("rope_parameters") or inner.get("rope_scaling") or {}
-    default_base = 1e6 if settings.family.arch == "gemma3" else 1e4
-    base = inner.get("rope_theta") or default_base
-    if is_local and settings.family.arch == "gemma3":
+    """(cos, sin), each float32 (n, 1, pairs of dims that turn)."""
+    inner = {**settings.family.defaults, **config, **(config.get("text_config") or {})}
+    rope = _rope_values(config)
+    base = inner.get("rope_theta") or 1e4
+    if is_local and settings.family.plain_local_rope:
         rope = rope.get("sliding_attention") or {}
-        base = inner.get("rope_local_base_freq") or 1e4
+        base = inner.get("rope_local_base_freq") or base
     rope = rope.get("full_attention") or rope
     base = rope.get("rope_theta") or base
-    angles, amplitude = _frequencies(rope, float(base), settings)
+    share = rope.get("partial_rotary_factor") or inner.get("partial_rotary_factor") or 1
+    dim = int(settings.head_dim * share)
+    rope = {
+        "original_max_position_embeddings": inner.get("original_max_position_embeddings"),
+        **rope,
+    }
+    angles, amplitude = _frequencies(rope, float(base), dim, settings.context, n)
     turns = np.arange(n)[:, None, None] * angles
     cos, sin = np.cos(turns) * amplitude, np.sin(turns) * amplitude
     return cos.astype(np.float32), sin.astype(np.float32)
 
 
 def _frequencies(
-    rope: Mapping[str, Any], base: float, settings: Settings
+    rope: Mapping[str, Any], base: float, dim: int, context: int, n: int
 ) -> tuple[np.ndarray, float]:
-    """Radians per position of each pair of dims, and what cos and sin are multiplied by."""
-    dim = settings.head_dim
+    """Radians per position of each pair of dims, and what cos and sin are multiplied by; n: the
+    length of the sequence."""
     plain = base ** (-np.arange(0, dim, 2) / dim)
     kind, factor = rope.get("rope_type", rope.get("type", "default")), rope.get("factor", 1.0)
-    original = rope.get("original_max_position_embeddings") or settings.context
+    original = rope.get("original_max_position_embeddings") or context
     if kind == "linear":
         return plain / factor, 1.0
     if kind == "llama3":
@@ -177,6 +214,13 @@ def _frequencies(
         blended = (1 - share) * plain / factor + share * plain
         slow, fast = turns < low, turns > high
         return np.where(slow, plain / factor, np.where(fast, plain, blended)), 1.0
+    if kind == "dynamic":
+        return (base * rope["alpha"] ** (dim / (dim - 2))) ** (-np.arange(0, dim, 2) / dim), 1.0
+    if kind in ("longrope", "su"):
+        divisors = np.array(rope["long_factor" if n > original else "short_factor"])
+        grown = max(rope.get("factor") or context / original, 1)
+        amplitude = math.sqrt(1 + math.log(grown) / math.log(original))
+        return plain / divisors, rope.get("attention_factor") or amplitude
     if kind == "yarn":
         bounds = [
             dim * math.log(original / (beta * 2 * math.pi)) / (2 * math.log(base))

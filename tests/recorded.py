@@ -12,7 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from martlet.quant.convert import read_conversion
+from martlet.quant.gguf_file import GGUFFile
 from martlet.quant.mixtures import find_preset
+from martlet.runtime.config import ModelConfig
+from martlet.runtime.weights import StoredWeights
 from martlet.scripts.convert import choose_formats, write_file
 from martlet.scripts.convert_facts import reader_facts
 
@@ -48,6 +51,21 @@ def convert(folder: Path, out: Path, type_: str = "F32") -> Path:
     formats = choose_formats(conversion, preset)
     write_file(conversion, out, formats, preset.file_type, folder.name, None)
     return out
+
+
+def recorded_model(name: str, type_: str = "F32") -> tuple[ModelConfig, StoredWeights]:
+    """The converted checkpoint, open for as long as the tests run."""
+    weights = StoredWeights(_open(name, type_).tensors)
+    shapes = {tensor: weights.shape(tensor) or () for tensor in weights.names()}
+    return ModelConfig.from_metadata(_open(name, type_).metadata, shapes), weights
+
+
+@functools.cache
+def _open(name: str, type_: str) -> GGUFFile:
+    if type_ == "F32":
+        return GGUFFile.open(gguf_of(name))
+    out = Path(_FOLDER.name) / f"{name}-{type_}.gguf"
+    return GGUFFile.open(convert(checkpoint_of(name), out, type_))
 
 
 def recorded_ids(name: str) -> list[int]:

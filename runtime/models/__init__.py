@@ -1,28 +1,47 @@
 """From an architecture's name to the function that records it.
 
-A new architecture is one file here, one line in RECORDERS and one row in config.ARCHITECTURES.
+A new architecture is one line in RECORDERS, with a file here where it is built otherwise than those
+there are, and one row in architectures.ARCHITECTURES.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from ..config import ModelConfig
 from ..errors import UnsupportedError
-from ..ops import BufferKind
+from ..ops import Activation, BufferKind, RopeStyle
 from ..plan import Plan
 from ..plan_builder import PlanBuilder
+from ..rope import DIVISOR_TENSORS
 from ..weights import WeightSource
-from . import gemma, llama, qwen
-from .blocks import ROPE_DIVISORS, Recording
+from . import dense
+from .blocks import HeadNorm, Recording
 
-RECORDERS: dict[str, Callable[[Recording], None]] = {
-    "gemma3": gemma.record,
-    "llama": llama.record,
-    "qwen2": qwen.record,
-    "qwen2moe": qwen.record,
-    "qwen3": qwen.record,
-    "qwen3moe": qwen.record,
+Recorder = Callable[[Recording], None]
+PAIR, HALF = RopeStyle.PAIR, RopeStyle.HALF
+_GELU = Activation.GELU_TANH
+RECORDERS: dict[str, Recorder] = {
+    "cohere2": partial(dense.parallel, style=PAIR),
+    "ernie4_5": partial(dense.pre_norm, style=PAIR),
+    "exaone4": partial(dense.post_norm, style=HALF, head_norm=HeadNorm.HEADS),
+    "gemma": partial(dense.pre_norm, style=HALF, activation=_GELU),
+    "gemma3": partial(dense.sandwich, style=HALF, activation=_GELU, head_norm=HeadNorm.HEADS),
+    "glm4": partial(dense.sandwich, style=PAIR),
+    "granite": partial(dense.pre_norm, style=PAIR),
+    "hunyuan-dense": partial(dense.pre_norm, style=HALF, head_norm=HeadNorm.AFTER_ROPE),
+    "llama": partial(dense.pre_norm, style=PAIR),
+    "mistral3": partial(dense.pre_norm, style=PAIR),
+    "olmo2": partial(dense.post_norm, style=HALF, head_norm=HeadNorm.WHOLE),
+    "phi3": partial(dense.pre_norm, style=HALF),
+    "qwen2": partial(dense.pre_norm, style=HALF),
+    "qwen2moe": partial(dense.pre_norm, style=HALF),
+    "qwen2vl": partial(dense.pre_norm, style=HALF),
+    "qwen3": partial(dense.pre_norm, style=HALF, head_norm=HeadNorm.HEADS),
+    "qwen3moe": partial(dense.pre_norm, style=HALF, head_norm=HeadNorm.HEADS),
+    "qwen3vl": partial(dense.pre_norm, style=HALF, head_norm=HeadNorm.HEADS),
+    "smollm3": partial(dense.pre_norm, style=PAIR),
 }
 
 
@@ -48,5 +67,5 @@ def record_plan(
 
 def unused_tensors(plan: Plan, weights: WeightSource) -> list[str]:
     """Names in the file that the recording did not ask for."""
-    used = {tensor.name for tensor in plan.tensors} | {ROPE_DIVISORS}
+    used = {tensor.name for tensor in plan.tensors} | set(DIVISOR_TENSORS)
     return [name for name in weights.names() if name not in used]

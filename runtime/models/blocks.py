@@ -7,6 +7,7 @@ architecture names; what differs between them is an argument. Called by the file
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 from ..config import ModelConfig
 from ..errors import ModelError
@@ -16,7 +17,14 @@ from ..plan_builder import PlanBuilder
 from ..rope import Rope
 from ..weights import WeightSource, finite_values
 
-ROPE_DIVISORS = "rope_freqs.weight"
+
+class HeadNorm(Enum):
+    """RMS norms of queries and keys."""
+
+    NONE = 0
+    HEADS = 1  # of every head, before rope
+    WHOLE = 2  # of all heads at once, before rope
+    AFTER_ROPE = 3  # of every head, after rope
 
 
 @dataclass
@@ -32,29 +40,41 @@ class Recording:
         table = self.plan.weight("token_embd.weight", self.config.vocab_size, self.config.dim)
         x = self.plan.embed(table, self.config.embedding_scale)
         for layer in self.config.layers:
-            self._record_trig(layer.rope)
+            if layer.rope:
+                self._record_trig(layer.rope)
         return x
 
     def norm(self, x: int, name: str, *, add_to: int = -1) -> int:
-        weight = self.plan.weight(f"{name}.weight", self.config.dim)
-        return self.plan.norm(x, weight, self.config.norm_eps, add_to=add_to)
+        p, c = self.plan, self.config
+        weight, bias = p.weight(f"{name}.weight", c.dim), p.optional(f"{name}.bias", c.dim)
+        return p.norm(x, weight, c.norm_eps, bias=bias, centered=c.is_centered, add_to=add_to)
 
     def attention(
-        self, n: int, x: int, style: RopeStyle, *, head_norm: bool = False, add_to: int = -1
+        self,
+        n: int,
+        x: int,
+        style: RopeStyle,
+        *,
+        head_norm: HeadNorm = HeadNorm.NONE,
+        add_to: int = -1,
     ) -> int:
         """Attention of layer n on normed rows x, through the output projection."""
         p, c, layer = self.plan, self.config, self.config.layers[n]
         kv_layer = p.new_kv_layer(layer.kv_heads, layer.head_dim, layer.value_dim)
         qkv = self._qkv(n, x)
+        q_norm, k_norm = self._head_norms(n, head_norm)
         p.rope_kv(
             qkv,
-            self._trig[layer.rope],
+            self._trig[layer.rope] if layer.rope else -1,
             kv_layer=kv_layer,
             heads=layer.heads,
             style=style,
-            q_norm=p.weight(f"blk.{n}.attn_q_norm.weight", layer.head_dim) if head_norm else -1,
-            k_norm=p.weight(f"blk.{n}.attn_k_norm.weight", layer.head_dim) if head_norm else -1,
-            eps=c.norm_eps if head_norm else 0.0,
+            q_norm=q_norm,
+            k_norm=k_norm,
+            eps=0.0 if head_norm is HeadNorm.NONE else c.norm_eps,
+            norm_after=head_norm is HeadNorm.AFTER_ROPE,
+            temperature=c.temperature,
+            temperature_span=c.temperature_span,
         )
         mixed = p.attention(
             qkv,
@@ -67,7 +87,8 @@ class Recording:
         return self._linear(n, mixed, shapes, name="attn_out", add_to=add_to)
 
     def gated_mlp(self, n: int, x: int, activation: Activation, *, add_to: int = -1) -> int:
-        """down(activation(gate x) * up x) of layer n on normed rows x."""
+        """down(activation(gate x) * up x) of layer n on normed rows x; without a tensor for the
+        gate, its rows are the first half of those for up."""
         return self._gated(n, x, activation, "", self.config.layers[n].ffn_dim, add_to)
 
     def feed_forward(self, n: int, x: int, activation: Activation, *, add_to: int = -1) -> int:
@@ -93,7 +114,9 @@ class Recording:
         weight = p.weight(name, c.vocab_size, c.dim)
         bias = p.optional("output.bias", c.vocab_size)
         # The noise of these activations would go straight into the logits, a quarter of all noise.
-        p.linear(normed, [weight], biases=[bias], name="logits", logits=True, precise=True)
+        logits = p.linear(normed, [weight], biases=[bias], name="logits", logits=True, precise=True)
+        if c.logit_scale != 1 or c.logit_cap:
+            p.scale(logits, c.logit_scale, c.logit_cap)
         # Rows whose hidden state is wanted: as floats, and without a projection. Mostly there are
         # none. Last, so that nothing is put in their place.
         p.hidden = self.norm(p.take_rows(x, RowKind.HIDDEN), "output_norm")
@@ -104,7 +127,10 @@ class Recording:
         self, n: int, x: int, activation: Activation, suffix: str, width: int, add_to: int
     ) -> int:
         dim = self.config.dim
-        shapes = {f"ffn_{part}{suffix}": (width, dim) for part in ("gate", "up")}
+        gate, up = (f"ffn_{part}{suffix}" for part in ("gate", "up"))
+        shapes = {gate: (width, dim), up: (width, dim)}
+        if self.weights.shape(f"blk.{n}.{up}.weight") == (2 * width, dim):
+            shapes = {up: (2 * width, dim)}
         gated = self.plan.glu(self._linear(n, x, shapes, name="gate_up"), activation)
         down = {f"ffn_down{suffix}": (dim, width)}
         return self._linear(n, gated, down, name="ffn_out", add_to=add_to)
@@ -165,15 +191,29 @@ class Recording:
         if rope in self._trig:
             return
         divisors = None
-        found = self.weights.shape(ROPE_DIVISORS)
+        found = self.weights.shape(rope.divisors)
         if found is not None:
             if found != (rope.n_rot // 2,):
                 raise ModelError(
-                    f"tensor {ROPE_DIVISORS!r} has shape {found}, expected ({rope.n_rot // 2},)"
+                    f"tensor {rope.divisors!r} has shape {found}, expected ({rope.n_rot // 2},)"
                 )
-            divisors = finite_values(self.weights, ROPE_DIVISORS)
+            divisors = finite_values(self.weights, rope.divisors)
+        elif rope.short_context:
+            raise ModelError(f"tensor {rope.divisors!r} is missing from the file; fetch it again")
         inv_freq = rope.inv_freq(divisors)
         self._trig[rope] = self.plan.rope_table(inv_freq, str(rope), rope.amplitude)
+
+    def _head_norms(self, n: int, head_norm: HeadNorm) -> tuple[int, int]:
+        """Weights for queries and for keys."""
+        if head_norm is HeadNorm.NONE:
+            return -1, -1
+        layer = self.config.layers[n]
+        q_heads, k_heads = (1, 1)
+        if head_norm is HeadNorm.WHOLE:
+            q_heads, k_heads = layer.heads, layer.kv_heads
+        q_norm = self.plan.weight(f"blk.{n}.attn_q_norm.weight", q_heads * layer.head_dim)
+        k_norm = self.plan.weight(f"blk.{n}.attn_k_norm.weight", k_heads * layer.head_dim)
+        return q_norm, k_norm
 
     def _qkv(self, n: int, x: int) -> int:
         """[q | k | v] of layer n, from one fused tensor or from three."""

@@ -132,8 +132,7 @@ def test_llama3_scaling_becomes_divisors() -> None:
         "original_max_position_embeddings": 8192,
     }  # fmt: skip
     settings = read_settings({**LLAMA, "head_dim": 64, "rope_theta": 5e5, "rope_scaling": rope})
-    divisors = settings.rope.divisors
-    assert divisors is not None
+    divisors = settings.rope.tensors["rope_freqs.weight"]
     assert divisors.shape == (32,)
     assert divisors[0] == 1
     assert divisors[-1] == 8
@@ -149,7 +148,9 @@ def test_llama3_scaling_becomes_divisors() -> None:
         ({"architectures": [["x"]]}, "architectures"),
         ({"hidden_act": "gelu"}, "'gelu'"),
         ({"quantization_config": {"quant_method": "gptq"}}, "'gptq'"),
-        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "'longrope'"),
+        ({"rope_scaling": {"rope_type": "dynamic", "alpha": 5.0}}, "alpha is 5.0"),
+        ({"rope_scaling": {**YARN, "llama_4_scaling_beta": 0.1}}, "llama_4_scaling_beta is 0.1"),
+        ({"num_nextn_predict_layers": 1}, "num_nextn_predict_layers is 1"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'"),
         ({"rope_scaling": {"rope_type": ["yarn"]}}, "yarn"),
         ({"rope_scaling": {**YARN, "truncate": False}}, "truncate"),
@@ -183,6 +184,8 @@ def test_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], told:
         ({"rope_theta": 10**400}, "rope_theta"),
         ({"rope_theta": 1e39}, "rope_theta of rope is 1e+39"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor of rope is None"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "long_factor of rope does not name 8"),
+        ({"rope_scaling": {"rope_type": "longrope", "long_factor": [1.0] * 7}}, "long_factor"),
         ({"rope_scaling": "yarn"}, "rope settings are 'yarn'"),
         ({"rope_parameters": {"full_attention": "yarn"}}, "rope settings are 'yarn'"),
         ({"text_config": [1]}, "text_config"),
@@ -204,3 +207,44 @@ def test_gemma_with_another_query_scale_is_refused() -> None:
 def test_an_empty_config_of_any_class_ends_in_one_of_our_errors(name: str) -> None:
     with pytest.raises(MartletError, match="num_hidden_layers"):
         read_settings({"architectures": [name]})
+
+
+def of_class(name: str, **changes: Any) -> dict[str, Any]:
+    return {**LLAMA, "architectures": [name], **changes}
+
+
+def test_a_pattern_of_layers_without_rope_that_readers_do_not_follow_is_refused() -> None:
+    name = "SmolLM3ForCausalLM"
+    assert read_settings(of_class(name, no_rope_layers=[1, 1, 1])).has_rope(2)
+    for changes in ({"no_rope_layers": [1, 0, 1]}, {"no_rope_layer_interval": 3}):
+        with pytest.raises(UnsupportedError, match="no_rope_layers"):
+            read_settings(of_class(name, **changes))
+
+
+def test_windows_that_leave_no_layer_with_rope_are_refused() -> None:
+    name, full = "Exaone4ForCausalLM", ["full_attention"] * 3
+    assert read_settings(of_class(name, layer_types=full)).has_rope(0)
+    with pytest.raises(UnsupportedError, match="sliding_window without a local layer"):
+        read_settings(of_class(name, layer_types=full, sliding_window=8))
+
+
+def test_a_period_of_letters_names_local_layers() -> None:
+    found = read_settings(
+        of_class("Exaone4ForCausalLM", sliding_window=8, sliding_window_pattern="LG")
+    )
+    assert found.is_local == (True, False, True)
+
+
+def test_the_alpha_of_hunyuan_is_another_base() -> None:
+    rope = {"rope_type": "dynamic", "alpha": 50.0, "rope_theta": 1e4}
+    found = read_settings(of_class("HunYuanDenseV1ForCausalLM", rope_parameters=rope)).metadata()
+    assert found["hunyuan-dense.rope.freq_base"] == pytest.approx(1e4 * 50 ** (16 / 14))
+    assert "hunyuan-dense.rope.scaling.type" not in found
+
+
+def test_the_temperature_of_ministral_and_what_its_yarn_cancels() -> None:
+    rope = {**YARN, "llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0}
+    found = read_settings(of_class("Ministral3ForCausalLM", rope_parameters=rope)).metadata()
+    assert found["mistral3.attention.temperature_scale"] == 0.1
+    assert found["mistral3.rope.scaling.yarn_log_multiplier"] == 1
+    assert "mistral3.rope.scaling.attn_factor" not in found

@@ -8,7 +8,7 @@ import pytest
 from martlet.runtime.config import ARCHITECTURES, ModelConfig
 from martlet.runtime.errors import FileFormatError, UnsupportedError
 from martlet.runtime.models import RECORDERS
-from martlet.runtime.rope import Rope, Yarn
+from martlet.runtime.rope import LONG_FACTORS, SHORT_FACTORS, Rope, Yarn
 
 from .tiny import TinyDims, tiny_metadata
 
@@ -28,9 +28,7 @@ def test_every_known_architecture_has_a_recorder() -> None:
 
 
 def test_unknown_architecture_is_refused_with_the_list() -> None:
-    with pytest.raises(
-        UnsupportedError, match=r"'mamba'.*gemma3, llama, qwen2, qwen2moe, qwen3, qwen3moe"
-    ):
+    with pytest.raises(UnsupportedError, match=r"'mamba'.*gemma3.*llama.*qwen2"):
         ModelConfig.from_metadata({"general.architecture": "mamba"}, {})
 
 
@@ -67,7 +65,9 @@ def test_linear_scaling() -> None:
     assert config(rope__scaling__factor=4.0).layers[0].rope.factor == 4
     assert config(rope__scaling__factor=0.0).layers[0].rope.factor == 1
     assert config(rope__scaling__type="none", rope__scaling__factor=4.0).layers[0].rope.factor == 1
-    with pytest.raises(UnsupportedError, match=r"'longrope'.*none, linear, yarn"):
+    with pytest.raises(UnsupportedError, match=r"'dynamic'.*none, linear, yarn, longrope"):
+        config(rope__scaling__type="dynamic")
+    with pytest.raises(FileFormatError, match=r"'rope_factors_long\.weight' is missing"):
         config(rope__scaling__type="longrope")
 
 
@@ -86,7 +86,7 @@ def test_gemma3_defaults_of_old_files() -> None:
     c = config("gemma3", drop="pattern", rope__scaling__factor=8.0)
     windows = [layer.window for layer in c.layers]
     assert windows == [20, 20, 20, 20, 20, 0, 20, 20]
-    assert c.layers[0].rope == Rope(base=10000.0, n_rot=16)
+    assert c.layers[0].rope == Rope(base=10000.0, n_rot=16, divisors="")
     assert c.layers[5].rope == Rope(base=1e6, n_rot=16, factor=8.0)
     assert c.embedding_scale == math.sqrt(48)
 
@@ -108,7 +108,7 @@ def test_window_patterns(pattern: Any, is_local: list[int]) -> None:
 def test_sizes_of_local_layers_may_differ() -> None:
     layers = config("gemma3", attention__key_length_swa=8, rope__freq_base_swa=500.0).layers
     assert [layer.head_dim for layer in layers[:2]] == [8, 16]
-    assert layers[0].rope == Rope(base=500.0, n_rot=8)
+    assert layers[0].rope == Rope(base=500.0, n_rot=8, divisors="")
 
 
 @pytest.mark.parametrize(
@@ -146,10 +146,66 @@ def test_missing_keys_are_named(key: str) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "what"),
-    [({"nextn_predict_layers": 1}, "prediction"), ({"final_logit_softcapping": 30.0}, "soft-cap")],
+    [
+        ({"nextn_predict_layers": 1}, "prediction"),
+        ({"logit_scale": 4.0}, "scaled logits"),
+        ({"attention__temperature_scale": 0.1}, "queries scaled by position"),
+    ],
 )
 def test_arithmetic_that_no_op_does_is_refused(changes: dict[str, Any], what: str) -> None:
     with pytest.raises(UnsupportedError, match=what):
         config(**changes)
     neutral: dict[str, Any] = dict.fromkeys(changes, 0)
     assert config(**neutral).n_layers == 8
+
+
+def test_granite_keeps_its_stream_divided_by_the_residual_scale() -> None:
+    c = config("granite", residual_scale=0.5, embedding_scale=6.0, logit_scale=8.0)
+    assert (c.embedding_scale, c.logit_scale) == (12, 0.125)
+    assert c.norm_eps == pytest.approx(4e-6)
+    with pytest.raises(FileFormatError, match="residual_scale is -1"):
+        config("granite", residual_scale=-1.0)
+
+
+def test_ropes_are_switched_off_where_a_file_says_so() -> None:
+    assert config("granite").layers[0].rope
+    assert not any(c.rope for c in config("granite", rope__scaling__finetuned=False).layers)
+    assert all(c.rope for c in config("llama", rope__scaling__finetuned=False).layers)
+
+
+def test_every_fourth_layer_of_smollm3_has_no_rope() -> None:
+    assert [bool(c.rope) for c in config("smollm3").layers] == [True, True, True, False] * 2
+
+
+def test_global_layers_of_cohere2_have_no_rope() -> None:
+    layers = config(
+        "cohere2", attention__sliding_window=8, attention__layer_norm_epsilon=1e-5
+    ).layers
+    assert [(bool(c.rope), c.window) for c in layers] == [(True, 8)] * 3 + [(False, 0)] + [
+        (True, 8)
+    ] * 3 + [(False, 0)]
+    assert all(c.rope for c in config("exaone4").layers), "a model without windows"
+
+
+def test_a_window_as_long_as_the_context_is_none() -> None:
+    assert config("phi3", attention__sliding_window=512).layers[0].window == 0
+    assert config("phi3", attention__sliding_window=511).layers[0].window == 511
+
+
+def test_longrope_is_chosen_by_the_context() -> None:
+    metadata = tiny_metadata("phi3", DIMS) | {"phi3.rope.scaling.original_context_length": 128}
+    shapes = {"token_embd.weight": (300, DIMS.dim), LONG_FACTORS: (8,), SHORT_FACTORS: (8,)}
+    c = ModelConfig.from_metadata(metadata, shapes)
+    ropes = [c.at_context(n).layers[0].rope for n in (128, 129)]
+    assert [rope and rope.divisors for rope in ropes] == [SHORT_FACTORS, LONG_FACTORS]
+    assert ropes[0]
+    assert ropes[0].amplitude == pytest.approx(math.sqrt(1 + math.log(4) / math.log(128)))
+
+
+def test_mistral3_cancels_a_part_of_what_yarn_adds() -> None:
+    yarn = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
+    c = config("mistral3", **yarn, rope__scaling__yarn_log_multiplier=1.0)
+    assert c.layers[0].rope
+    assert c.layers[0].rope.amplitude == 1
+    hot = config("mistral3", **yarn, attention__temperature_scale=0.1)
+    assert (hot.temperature, hot.temperature_span) == (0.1, 512)

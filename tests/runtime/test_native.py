@@ -2,15 +2,13 @@
 
 import numpy as np
 import pytest
-from martlet.quant.gguf_file import GGUFFile
-from martlet.runtime.config import ModelConfig
 from martlet.runtime.executors.native import NativeExecutor
 from martlet.runtime.executors.reference import ReferenceExecutor
 from martlet.runtime.models import record_plan
 from martlet.runtime.ops import BufferKind, KvType
-from martlet.runtime.weights import StoredTensor, StoredWeights
+from martlet.runtime.weights import StoredTensor
 
-from ..recorded import RELATIVE_ERROR, TINY, error_of, gguf_of, recorded_ids
+from ..recorded import RELATIVE_ERROR, TINY, error_of, recorded_ids, recorded_model
 from .native_library import ISAS
 from .op_cases import OP_CASES, OpBuilder, OpCase, one_step
 from .tiny import BLOCK_FORMATS, FLOAT_FORMATS, run_tokens, tiny_model
@@ -39,18 +37,16 @@ def test_every_op_on_every_isa(case: OpCase) -> None:
 
 @pytest.mark.parametrize("name", TINY)
 def test_transformers_on_every_isa(name: str) -> None:
-    with GGUFFile.open(gguf_of(name)) as file:
-        weights = StoredWeights(file.tensors)
-        shapes = {tensor: weights.shape(tensor) or () for tensor in weights.names()}
-        config = ModelConfig.from_metadata(file.metadata, shapes)
-        plan = record_plan(config, weights, max_rows=8)
-        for isa in ISAS:
-            executor = NativeExecutor(
-                plan, weights, n_blocks=4, kv_type=KvType.F32, isa=isa, n_threads=2
-            )
-            logits = run_tokens(executor, recorded_ids(name))
-            executor.close()
-            assert error_of(name, logits) < RELATIVE_ERROR, isa
+    config, weights = recorded_model(name)
+    ids = recorded_ids(name)
+    plan = record_plan(config.at_context(len(ids)), weights, max_rows=8)
+    for isa in ISAS:
+        executor = NativeExecutor(
+            plan, weights, n_blocks=4, kv_type=KvType.F32, isa=isa, n_threads=2
+        )
+        logits = run_tokens(executor, ids)
+        executor.close()
+        assert error_of(name, logits) < RELATIVE_ERROR, isa
 
 
 @pytest.mark.parametrize("activations", [BufferKind.Q8, BufferKind.BF16])

@@ -25,6 +25,7 @@ from martlet.runtime.plan import Plan
 from martlet.runtime.plan_builder import PlanBuilder
 from martlet.runtime.weights import StoredTensor, StoredWeights
 
+from ..recorded import TINY, recorded_model
 from .tiny import TinyDims, TinyModel, tiny_model
 
 ARCHS = ("llama", "qwen2", "qwen3", "gemma3", "qwen2moe", "qwen3moe")
@@ -35,6 +36,15 @@ PLANS = Path(__file__).parents[1] / "data" / "plans"
 def test_printed_plan_is_as_kept(arch: str) -> None:
     plan = str(tiny_model(arch, formats=("Q4_K", "Q6_K"), tied=arch != "llama").plan())
     path = PLANS / f"{arch}.txt"
+    if os.environ.get("MARTLET_WRITE_PLANS"):
+        path.write_text(plan)
+    assert plan == path.read_text()
+
+
+@pytest.mark.parametrize("name", sorted({*TINY} - {*ARCHS}))
+def test_printed_plan_of_a_recorded_checkpoint_is_as_kept(name: str) -> None:
+    plan = str(record_plan(*recorded_model(name, "Q8_0"), max_rows=64))
+    path = PLANS / f"{name}.txt"
     if os.environ.get("MARTLET_WRITE_PLANS"):
         path.write_text(plan)
     assert plan == path.read_text()

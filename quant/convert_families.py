@@ -1,0 +1,263 @@
+"""The model classes that can be converted, and how the checkpoints of each differ.
+
+Owns: the table and the defaults of keys a config leaves out. Must not know: config.json's values,
+tensors, files. Class names, key names and defaults are those of Hugging Face's `transformers` 5.24.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class HeadNorm(Enum):
+    """RMS norms of queries and keys."""
+
+    NONE = 0
+    HEADS = 1  # of every head, before rope
+    WHOLE = 2  # of all heads at once, before rope
+    AFTER_ROPE = 3  # of every head, after rope
+
+
+class Windows(Enum):
+    """Which layers see only a window of positions."""
+
+    NEVER = 0
+    ALL = 1  # where the config has a window
+    LAYERS = 2  # those that layer_types or a pattern name
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Names of a layer's norms by their place; "": there is none."""
+
+    before_attention: str = "input_layernorm"
+    after_attention: str = ""
+    before_mlp: str = "post_attention_layernorm"
+    after_mlp: str = ""
+
+    def names(self) -> tuple[str, ...]:
+        places = (self.before_attention, self.after_attention, self.before_mlp, self.after_mlp)
+        return tuple(name for name in places if name)
+
+
+QKV, GATE_UP = "self_attn.qkv_proj", "mlp.gate_up_proj"  # where they are fused
+_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_ATTENTION = (*_QKV, "self_attn.o_proj")
+_MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+
+
+@dataclass(frozen=True)
+class Family:
+    """Model classes that one `general.architecture` runs, and how their checkpoints differ."""
+
+    arch: str
+    activation: str = "silu"
+    activation_aliases: tuple[str, ...] = ()  # other names that the model takes for it
+    norms: Norms = Norms()
+    is_parallel: bool = False  # attention and MLP read the same rows, both add to the stream
+    is_centered: bool = False  # norms are LayerNorms
+    norm_offset: float = 0.0  # the model adds it to norm weights, the GGUF holds the sum
+    head_norm: HeadNorm = HeadNorm.NONE
+    head_norm_names: tuple[str, str] = ("self_attn.q_norm", "self_attn.k_norm")
+    rope_pairs: bool = False  # GGUF turns neighbouring dims: rows of q and k change their order
+    source_pairs: bool = False  # the model itself turns neighbouring dims
+    scales_embedding: bool = False  # by sqrt(dim)
+    windows: Windows = Windows.NEVER
+    rope_on_local_only: bool = False  # in models with a window, global layers have no rope
+    no_rope_every: int = 0  # layer l has no rope when (l + 1) mod n = 0
+    plain_local_rope: bool = False  # rope scaling is for global layers alone
+    rope_settings: frozenset[str] = frozenset()  # that only some classes know
+    keeps_fused: tuple[str, ...] = ()  # tensors that stay fused in the GGUF
+    biased: tuple[str, ...] = ()  # projections that have a bias whatever the config says
+    biases: Mapping[str, tuple[str, ...]] = field(
+        default_factory=lambda: {"attention_bias": _ATTENTION, "mlp_bias": _MLP}
+    )  # projections that have one where a key says so
+    scales: Mapping[str, str] = field(default_factory=dict)  # keys of config.json and of the GGUF
+    divides_logits: bool = False  # by their scale, instead of multiplying
+    wide_query_layers: int = 0  # with so many layers the query scale is that of dim / heads
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _defaults(context: int, eps: float, **others: Any) -> dict[str, Any]:
+    return {"max_position_embeddings": context, "rms_norm_eps": eps, **others}
+
+
+_PARTIAL = frozenset({"partial_rotary_factor"})
+_SANDWICH = Norms(
+    after_attention="post_attention_layernorm",
+    before_mlp="pre_feedforward_layernorm",
+    after_mlp="post_feedforward_layernorm",
+)
+_POST = Norms("", "post_attention_layernorm", "", "post_feedforward_layernorm")
+_GELU = "gelu_pytorch_tanh"
+
+_LLAMA = Family("llama", rope_pairs=True, defaults=_defaults(2048, 1e-6))
+_MISTRAL = Family(
+    "llama",
+    rope_pairs=True,
+    windows=Windows.ALL,
+    defaults=_defaults(131072, 1e-6, num_key_value_heads=8, sliding_window=4096),
+)
+_QWEN2 = Family("qwen2", biased=_QKV, defaults=_defaults(32768, 1e-6))
+_QWEN3 = Family("qwen3", head_norm=HeadNorm.HEADS, defaults=_defaults(32768, 1e-6, head_dim=128))
+_GEMMA3 = Family(
+    "gemma3",
+    activation=_GELU,
+    norms=_SANDWICH,
+    norm_offset=1.0,
+    head_norm=HeadNorm.HEADS,
+    scales_embedding=True,
+    windows=Windows.LAYERS,
+    plain_local_rope=True,
+    wide_query_layers=62,
+    defaults=_defaults(
+        131072,
+        1e-6,
+        tie_word_embeddings=True,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=256,
+        query_pre_attn_scalar=256,
+        rope_theta=1e6,
+        rope_local_base_freq=1e4,
+        sliding_window=4096,
+        sliding_window_pattern=6,
+    ),
+)
+_GEMMA = Family(
+    "gemma",
+    activation=_GELU,
+    activation_aliases=("gelu",),
+    norm_offset=1.0,
+    scales_embedding=True,
+    defaults=_defaults(8192, 1e-6, tie_word_embeddings=True, head_dim=256),
+)
+_PHI3 = Family(
+    "phi3",
+    rope_settings=_PARTIAL,
+    keeps_fused=(QKV, GATE_UP),
+    windows=Windows.ALL,
+    defaults=_defaults(4096, 1e-5, original_max_position_embeddings=4096),
+)
+_SMOLLM3 = Family(
+    "smollm3",
+    rope_pairs=True,
+    no_rope_every=4,
+    defaults=_defaults(
+        32768, 1e-6, num_key_value_heads=4, tie_word_embeddings=True, no_rope_layer_interval=4
+    ),
+)
+_GRANITE = Family(
+    "granite",
+    rope_pairs=True,
+    scales={
+        "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale",
+        "attention_multiplier": "attention.scale",
+        "logits_scaling": "logit_scale",
+    },
+    divides_logits=True,
+    defaults=_defaults(
+        2048,
+        1e-6,
+        embedding_multiplier=1.0,
+        residual_multiplier=1.0,
+        attention_multiplier=1.0,
+        logits_scaling=1.0,
+    ),
+)
+_MINISTRAL3 = Family(
+    "mistral3",
+    rope_pairs=True,
+    rope_settings=frozenset({"llama_4_scaling_beta"}),
+    defaults=_defaults(262144, 1e-5, num_key_value_heads=8, head_dim=128, rope_theta=1e6),
+)
+_OLMO2 = Family("olmo2", norms=_POST, head_norm=HeadNorm.WHOLE, defaults=_defaults(2048, 1e-5))
+_OLMO3 = Family(
+    "olmo2",
+    norms=_POST,
+    head_norm=HeadNorm.WHOLE,
+    windows=Windows.LAYERS,
+    plain_local_rope=True,
+    defaults=_defaults(2048, 1e-5, sliding_window=4096, sliding_window_pattern=4),
+)
+_EXAONE4 = Family(
+    "exaone4",
+    norms=_POST,
+    head_norm=HeadNorm.HEADS,
+    windows=Windows.LAYERS,
+    rope_on_local_only=True,
+    defaults=_defaults(2048, 1e-5, sliding_window_pattern=4),
+)
+_HUNYUAN = Family(
+    "hunyuan-dense",
+    head_norm=HeadNorm.AFTER_ROPE,
+    head_norm_names=("self_attn.query_layernorm", "self_attn.key_layernorm"),
+    rope_settings=frozenset({"alpha"}),
+    defaults=_defaults(2048, 1e-5),
+)
+_GLM4 = Family(
+    "glm4",
+    norms=Norms(after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm"),
+    source_pairs=True,
+    rope_settings=_PARTIAL,
+    keeps_fused=(GATE_UP,),
+    biases={"attention_bias": _QKV},
+    defaults=_defaults(
+        131072,
+        1.5625e-7,
+        num_key_value_heads=2,
+        head_dim=128,
+        attention_bias=True,
+        partial_rotary_factor=0.5,
+    ),
+)
+_ERNIE4_5 = Family(
+    "ernie4_5",
+    source_pairs=True,
+    biases={"use_bias": _ATTENTION + _MLP},
+    defaults=_defaults(131072, 1e-5, num_key_value_heads=2, head_dim=128, tie_word_embeddings=True),
+)
+_COHERE2 = Family(
+    "cohere2",
+    norms=Norms(before_mlp=""),
+    is_parallel=True,
+    is_centered=True,
+    source_pairs=True,
+    windows=Windows.LAYERS,
+    rope_on_local_only=True,
+    scales={"logit_scale": "logit_scale"},
+    defaults={
+        "max_position_embeddings": 8192,
+        "layer_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "logit_scale": 0.0625,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+    },
+)
+
+FAMILIES: dict[str, Family] = {
+    "LlamaForCausalLM": _LLAMA,
+    "LLaMAForCausalLM": _LLAMA,
+    "MistralForCausalLM": _MISTRAL,
+    "Qwen2ForCausalLM": _QWEN2,
+    "Qwen3ForCausalLM": _QWEN3,
+    "Gemma3ForCausalLM": _GEMMA3,
+    "Gemma3ForConditionalGeneration": _GEMMA3,
+    "GemmaForCausalLM": _GEMMA,
+    "Phi3ForCausalLM": _PHI3,
+    "SmolLM3ForCausalLM": _SMOLLM3,
+    "GraniteForCausalLM": _GRANITE,
+    "Ministral3ForCausalLM": _MINISTRAL3,
+    "Olmo2ForCausalLM": _OLMO2,
+    "Olmo3ForCausalLM": _OLMO3,
+    "Exaone4ForCausalLM": _EXAONE4,
+    "HunYuanDenseV1ForCausalLM": _HUNYUAN,
+    "Glm4ForCausalLM": _GLM4,
+    "Ernie4_5ForCausalLM": _ERNIE4_5,
+    "Cohere2ForCausalLM": _COHERE2,
+}

@@ -1,0 +1,65 @@
+"""The known values of `general.architecture`, and what a file of each may leave unsaid.
+
+Owns: defaults of absent keys, and which keys change an architecture's arithmetic. Must not know:
+files, tensors or ops; how layers are put together is in runtime/models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .experts import ExpertDefaults
+
+
+@dataclass(frozen=True)
+class Architecture:
+    scales_embedding: bool = False  # rows of the embedding are multiplied by sqrt(dim)
+    window: int = 0  # of local layers, where the file names none
+    local_every: int = 0  # sliding_window_pattern: layer l is local when l mod n < n - 1
+    local_rope_base: float | None = None  # None: the same as on global layers
+    plain_local_rope: bool = False  # rope scaling is for global layers alone
+    rope_on_local_only: bool = False  # in models with a window, global layers have no rope
+    no_rope_every: int = 0  # layer l has no rope when (l + 1) mod n = 0
+    has_rope_switch: bool = False  # rope.scaling.finetuned = false means no rope at all
+    wide_query_layers: int = 0  # with so many layers the query scale is that of dim / heads
+    is_centered: bool = False  # norms are LayerNorms
+    divides_logits: bool = False  # by logit_scale, instead of multiplying
+    experts: ExpertDefaults | None = None  # None: no file has any
+    supports: frozenset[str] = frozenset()  # of config.RESTRICTED
+
+
+_GRANITE = frozenset({"logit_scale", "residual_scale"})
+_MISTRAL3 = frozenset({"attention.temperature_scale", "rope.scaling.yarn_log_multiplier"})
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "cohere2": Architecture(
+        local_every=4,
+        rope_on_local_only=True,
+        is_centered=True,
+        supports=frozenset({"logit_scale"}),
+    ),
+    "ernie4_5": Architecture(),
+    "exaone4": Architecture(local_every=4, rope_on_local_only=True),
+    "gemma": Architecture(scales_embedding=True),
+    "gemma3": Architecture(
+        scales_embedding=True,
+        local_every=6,
+        local_rope_base=10000.0,
+        plain_local_rope=True,
+        wide_query_layers=62,
+    ),
+    "glm4": Architecture(),
+    "granite": Architecture(has_rope_switch=True, divides_logits=True, supports=_GRANITE),
+    "hunyuan-dense": Architecture(),
+    "llama": Architecture(experts=ExpertDefaults(renormalize=True)),
+    "mistral3": Architecture(supports=_MISTRAL3),
+    "olmo2": Architecture(local_every=4, plain_local_rope=True),
+    "phi3": Architecture(),
+    "qwen2": Architecture(),
+    "qwen2moe": Architecture(experts=ExpertDefaults()),
+    "qwen2vl": Architecture(),
+    "qwen3": Architecture(),
+    "qwen3moe": Architecture(experts=ExpertDefaults(renormalize=True)),
+    "qwen3vl": Architecture(),
+    "smollm3": Architecture(no_rope_every=4),
+}
