@@ -1,0 +1,130 @@
+"""The table of docs/architectures.md: what is known of every architecture, said by the code itself.
+
+Owns: the wording, and published sizes of well-known models. Must not know: files. Run it after an
+architecture was added: `python -m martlet.scripts.architecture_table docs/architectures.md`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+from martlet.quant.convert_families import FAMILIES
+from martlet.runtime.architectures import ARCHITECTURES, Architecture
+from martlet.runtime.models import RECORDERS
+from martlet.runtime.models.blocks import HeadNorm
+from martlet.runtime.ops import Activation, RopeStyle
+
+_RECIPES = Path(__file__).resolve().parents[1] / "tests" / "data" / "recipes"
+_BEGIN, _END = "<!-- table -->\n", "<!-- end -->\n"
+_F16_BYTES = 2
+
+# Published configurations: layers with keys of their own, kv heads, head size.
+SIZES: dict[str, tuple[str, int, int, int]] = {
+    "cohere2": ("Command R7B", 32, 8, 128),
+    "ernie4_5": ("ERNIE 4.5 0.3B", 18, 2, 128),
+    "exaone4": ("EXAONE 4.0 1.2B", 30, 8, 64),
+    "gemma": ("Gemma 2B", 18, 1, 256),
+    "gemma3": ("Gemma 3 270M", 18, 1, 256),
+    "glm4": ("GLM-4 9B 0414", 40, 2, 128),
+    "granite": ("Granite 3.3 2B", 40, 8, 64),
+    "hunyuan-dense": ("Hunyuan 1.8B", 32, 4, 128),
+    "llama": ("Llama 3.2 1B", 16, 8, 64),
+    "mistral3": ("Ministral 3 3B", 26, 8, 128),
+    "olmo2": ("OLMo 2 1B", 16, 16, 128),
+    "phi3": ("Phi-4-mini", 32, 8, 128),
+    "qwen2": ("Qwen2.5 0.5B", 24, 2, 64),
+    "qwen2vl": ("Qwen2-VL 2B", 28, 2, 128),
+    "qwen3": ("Qwen3 0.6B", 28, 8, 128),
+    "qwen3vl": ("Qwen3-VL 2B", 28, 8, 128),
+    "smollm3": ("SmolLM3 3B", 36, 4, 128),
+}
+_ORDERS = {
+    "pre_norm": "norms before",
+    "post_norm": "norms behind",
+    "sandwich": "norms before and behind",
+    "parallel": "attention beside MLP",
+}
+_HEAD_NORMS = {
+    HeadNorm.HEADS: "head norms",
+    HeadNorm.WHOLE: "norms of whole q and k",
+    HeadNorm.AFTER_ROPE: "head norms after rope",
+}
+_SCALES = {
+    "attention.temperature_scale": "query temperature",
+    "residual_scale": "scaled residuals",
+    "logit_scale": "scaled logits",
+}
+
+
+def table() -> str:
+    """Markdown, one row per architecture."""
+    rows = [
+        "| architecture | attention | layers | KV bytes per token (f16) | tested by |",
+        "|---|---|---|--:|---|",
+    ]
+    for name in sorted(ARCHITECTURES):
+        cells = (_attention(ARCHITECTURES[name]), _layers(name), _kv_bytes(name), _tests(name))
+        rows.append(f"| `{name}` | {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+def _attention(arch: Architecture) -> str:
+    parts = ["GQA"]
+    if arch.local_every:
+        parts.append(f"windows in {arch.local_every - 1} of {arch.local_every} layers")
+    if arch.rope_on_local_only:
+        parts.append("rope there alone")
+    if arch.no_rope_every:
+        parts.append(f"no rope in 1 of {arch.no_rope_every}")
+    if arch.local_rope_base:
+        parts.append("two rope bases")
+    return ", ".join(parts)
+
+
+def _layers(name: str) -> str:
+    recorder = RECORDERS[name]
+    if not isinstance(recorder, partial) or recorder.func.__name__ not in _ORDERS:
+        return (recorder.__doc__ or "").split("\n", 1)[0]
+    options, arch = recorder.keywords, ARCHITECTURES[name]
+    gelu = options.get("activation") is Activation.GELU_TANH
+    parts = [
+        _ORDERS[recorder.func.__name__],
+        "LayerNorm" if arch.is_centered else "",
+        "GeGLU" if gelu else "SwiGLU",
+        "rope of pairs" if options["style"] is RopeStyle.PAIR else "rope of halves",
+        _HEAD_NORMS.get(options.get("head_norm", HeadNorm.NONE), ""),
+        "scaled embedding" if arch.scales_embedding else "",
+        *(said for key, said in _SCALES.items() if key in arch.supports),
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _kv_bytes(name: str) -> str:
+    if name not in SIZES:
+        return ""
+    model, n_layers, kv_heads, head_dim = SIZES[name]
+    return f"{model}: {n_layers * 2 * kv_heads * head_dim * _F16_BYTES:,}"
+
+
+def _tests(name: str) -> str:
+    """Recorded checkpoints that are this architecture, with logits of transformers."""
+    found = []
+    for path in sorted(_RECIPES.glob("*.json")):
+        family = FAMILIES.get(json.loads(path.read_text())["model"])
+        if family and family.arch == name:
+            found.append(path.stem)
+    return ", ".join(found)
+
+
+def written_into(page: str) -> str:
+    """The page with the table between its two marks made anew."""
+    before, rest = page.split(_BEGIN)
+    return f"{before}{_BEGIN}\n{table()}\n{_END}{rest.split(_END)[1]}"
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1])
+    path.write_text(written_into(path.read_text()))
