@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .convert_families import FAMILIES, Family, Windows
+from .convert_recurrent import READERS, Recurrence, adjusted_ffn_dim
 from .convert_rope import RopeKeys, positive, rope_keys
 from .dense_keys import dense_keys
 from .errors import FileFormatError, UnsupportedError
@@ -59,6 +60,7 @@ class Settings:
     local_rope_base: float | None  # of local layers, where it is another one
     scales: Mapping[str, float]  # by the GGUF's key
     query_scale: float  # scores are multiplied by it
+    recurrence: Recurrence | None  # of layers without attention
 
     def has_rope(self, n: int) -> bool:
         """Whether positions turn the queries and keys of layer n."""
@@ -85,6 +87,8 @@ class Settings:
             **self.rope.metadata,
             **self.scales,
         }
+        if self.recurrence:
+            keys |= self.recurrence.metadata
         if any(self.is_local):
             keys["attention.sliding_window"] = self.window
             if not all(self.is_local):
@@ -120,7 +124,8 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
     head_dim = keys.count("head_dim", dim // heads)
     if head_dim % 2:
         raise FileFormatError(f"config.json: head_dim is {head_dim}, expected an even number")
-    is_local = _local_layers(keys, family, n_layers)
+    recurrence = READERS[family.recurrence](keys) if family.recurrence else None
+    is_local = (False,) * n_layers if recurrence else _local_layers(keys, family, n_layers)
     context = keys.count("max_position_embeddings")
     _check_rope_layers(keys, family, is_local)
     _check_query_scale(keys, family, n_layers, dim // heads, head_dim)
@@ -130,13 +135,13 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
         family=family,
         n_layers=n_layers,
         dim=dim,
-        ffn_dim=keys.count("intermediate_size"),
+        ffn_dim=adjusted_ffn_dim(keys) if family.adjusts_ffn else keys.count("intermediate_size"),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         vocab_size=keys.count("vocab_size") if "vocab_size" in keys.values else None,
         context=context,
-        norm_eps=keys.number("layer_norm_eps" if family.is_centered else "rms_norm_eps"),
+        norm_eps=keys.number(family.eps_key),
         is_tied=bool(keys.values.get("tie_word_embeddings", False)),
         biased=_biased(keys, family),
         is_local=is_local,
@@ -145,6 +150,7 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
         local_rope_base=_local_rope_base(keys) if family.plain_local_rope else None,
         scales=scales,
         query_scale=query_scale,
+        recurrence=recurrence,
     )
 
 

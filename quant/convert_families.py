@@ -78,6 +78,11 @@ class Family:
     scales: Mapping[str, str] = field(default_factory=dict)  # keys of config.json and of the GGUF
     divides_logits: bool = False  # by their scale, instead of multiplying
     wide_query_layers: int = 0  # with so many layers the query scale is that of dim / heads
+    recurrence: str = ""  # of layers without attention: a row of convert_recurrent.READERS
+    adjusts_ffn: bool = False  # intermediate_size is not yet the width
+    renames: Mapping[str, str] = field(default_factory=dict)  # parts of names, to those of others
+    final_norm: str = "model.norm"
+    eps_key: str = "rms_norm_eps"
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -226,6 +231,7 @@ _COHERE2 = Family(
     norms=Norms(before_mlp=""),
     is_parallel=True,
     is_centered=True,
+    eps_key="layer_norm_eps",
     source_pairs=True,
     windows=Windows.LAYERS,
     rope_on_local_only=True,
@@ -238,6 +244,45 @@ _COHERE2 = Family(
         "sliding_window": 4096,
         "sliding_window_pattern": 4,
     },
+)
+
+_LFM2 = Family(
+    "lfm2",
+    head_norm=HeadNorm.HEADS,
+    recurrence="short convolution",
+    adjusts_ffn=True,
+    renames={
+        ".operator_norm.": ".input_layernorm.",
+        ".ffn_norm.": ".post_attention_layernorm.",
+        ".feed_forward.w1.": ".mlp.gate_proj.",
+        ".feed_forward.w2.": ".mlp.down_proj.",
+        ".feed_forward.w3.": ".mlp.up_proj.",
+        ".self_attn.out_proj.": ".self_attn.o_proj.",
+        ".self_attn.q_layernorm.": ".self_attn.q_norm.",
+        ".self_attn.k_layernorm.": ".self_attn.k_norm.",
+    },
+    final_norm="model.embedding_norm",
+    eps_key="norm_eps",
+    defaults={
+        "max_position_embeddings": 128000,
+        "norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "num_key_value_heads": 8,
+        "conv_L_cache": 3,
+        "block_multiple_of": 256,
+        "block_ffn_dim_multiplier": 1.0,
+    },
+)
+_QWEN3_5 = Family(
+    "qwen35",
+    norm_offset=1.0,
+    head_norm=HeadNorm.HEADS,
+    rope_settings=_PARTIAL,
+    recurrence="delta net",
+    renames={".linear_attn.dt_bias": ".linear_attn.dt_proj.bias"},
+    defaults=_defaults(
+        32768, 1e-6, num_key_value_heads=4, head_dim=256, partial_rotary_factor=0.25
+    ),
 )
 
 FAMILIES: dict[str, Family] = {
@@ -260,4 +305,7 @@ FAMILIES: dict[str, Family] = {
     "Glm4ForCausalLM": _GLM4,
     "Ernie4_5ForCausalLM": _ERNIE4_5,
     "Cohere2ForCausalLM": _COHERE2,
+    "Lfm2ForCausalLM": _LFM2,
+    "Qwen3_5ForCausalLM": _QWEN3_5,
+    "Qwen3_5ForConditionalGeneration": _QWEN3_5,
 }

@@ -16,15 +16,16 @@ import numpy as np
 
 from .convert_config import Settings
 from .convert_families import GATE_UP, QKV, Family, HeadNorm
+from .convert_recurrent import NO_CHANGE, Change, Recurrence
 from .errors import FileFormatError, UnsupportedError
 from .safetensors_file import SourceTensor
 
-EMBEDDING, NORM, HEAD = "model.embed_tokens", "model.norm", "lm_head"
+EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 _COMPARE_ROWS = 4096
 
 # A layer's parts besides norms: names under model.layers.N, and their (rows, cols).
 _ATTENTION: dict[str, tuple[str, ...]] = {
-    "self_attn.q_proj": ("q", "dim"),
+    "self_attn.q_proj": ("q_proj", "dim"),
     "self_attn.k_proj": ("kv", "dim"),
     "self_attn.v_proj": ("kv", "dim"),
     "self_attn.o_proj": ("dim", "q"),
@@ -56,6 +57,9 @@ _IGNORED = re.compile(
 )
 
 
+_IN_LAYER = re.compile(r"model\.layers\.\d+\.(.+)")
+
+
 @dataclass(frozen=True, eq=False)
 class Weight:
     """A tensor of the file to be written: rows of a stored tensor, or values that are given."""
@@ -66,6 +70,7 @@ class Weight:
     first: int = 0  # row of the source that is row 0 here, where several are stacked there
     heads: int = 0  # > 0: rows of each head change from halves to pairs
     offset: float = 0.0
+    change: Change = NO_CHANGE
     values: np.ndarray | None = field(default=None, repr=False)
 
     @property
@@ -80,7 +85,13 @@ class Weight:
         index: slice | np.ndarray = slice(self.first + start, self.first + stop)
         if self.heads:
             index = self.first + halves_to_pairs(np.arange(start, stop), self.n_rows // self.heads)
+        if self.change.rows is not None:
+            index = self.first + self.change.rows[start:stop]
         rows = self.source.rows(index)
+        if self.change.values:
+            rows = self.change.values(rows)
+        if self.change.cols is not None:
+            rows = rows[:, self.change.cols]
         if self.offset:  # adding 0 would turn -0 to 0
             rows += np.float32(self.offset)
         return rows.reshape(-1, *self.shape[1:])
@@ -98,7 +109,7 @@ def halves_to_pairs(rows: np.ndarray, head_dim: int) -> np.ndarray:
 
 def plan_weights(settings: Settings, tensors: Mapping[str, SourceTensor]) -> list[Weight]:
     """Every tensor of the GGUF file; raises where the checkpoint is not exactly as expected."""
-    named = _canonical(tensors)
+    named = _canonical(tensors, settings.family.renames)
     sizes = _sizes(settings, named)
     _drop_tied_head(settings, named)
     wanted = _expected(settings, sizes)
@@ -129,7 +140,9 @@ def ignored_tensors(tensors: Mapping[str, SourceTensor]) -> list[str]:
     return [name for name in tensors if _IGNORED.fullmatch(name)]
 
 
-def _canonical(tensors: Mapping[str, SourceTensor]) -> dict[str, SourceTensor]:
+def _canonical(
+    tensors: Mapping[str, SourceTensor], renames: Mapping[str, str]
+) -> dict[str, SourceTensor]:
     """Tensors under the names that a plain causal model gives them."""
     named: dict[str, SourceTensor] = {}
     for name, tensor in tensors.items():
@@ -140,6 +153,8 @@ def _canonical(tensors: Mapping[str, SourceTensor]) -> dict[str, SourceTensor]:
             if name.startswith(prefix):
                 name = plain + name.removeprefix(prefix)
                 break
+        for old, new in renames.items():
+            name = name.replace(old, new)
         if name in named:
             raise FileFormatError(f"tensors {tensor.name!r} and {named[name].name!r} are one")
         named[name] = tensor
@@ -154,6 +169,7 @@ def _sizes(settings: Settings, named: Mapping[str, SourceTensor]) -> dict[str, i
     return {
         "dim": settings.dim,
         "q": q,
+        "q_proj": q * (settings.recurrence.q_rows if settings.recurrence else 1),
         "kv": kv,
         "qkv": q + 2 * kv,
         "head": settings.head_dim,
@@ -212,15 +228,30 @@ def _expected(settings: Settings, sizes: Mapping[str, int]) -> dict[str, tuple[i
     parts = _layer_parts(settings.family)
     wanted: dict[str, tuple[int, ...]] = {f"{EMBEDDING}.weight": (sizes["vocab"], sizes["dim"])}
     for n in range(settings.n_layers):
+        if settings.recurrence and settings.recurrence.is_recurrent[n]:
+            wanted |= _recurrent_layer(settings, settings.recurrence, n, sizes)
+            continue
         for part, dims in parts.items():
             shape = tuple(sizes[dim] for dim in dims)
             wanted[f"model.layers.{n}.{part}.weight"] = shape
             if part in settings.biased:
                 wanted[f"model.layers.{n}.{part}.bias"] = shape[:1]
-    wanted[f"{NORM}.weight"] = (sizes["dim"],)
+    wanted[f"{settings.family.final_norm}.weight"] = (sizes["dim"],)
     if not settings.is_tied:
         wanted[f"{HEAD}.weight"] = (sizes["vocab"], sizes["dim"])
     return wanted
+
+
+def _recurrent_layer(
+    settings: Settings, recurrence: Recurrence, n: int, sizes: Mapping[str, int]
+) -> dict[str, tuple[int, ...]]:
+    """As one with attention, with other parts in its place."""
+    norms = settings.family.norms
+    parts: dict[str, tuple[int, ...]] = {f"{norms.before_attention}.weight": (sizes["dim"],)}
+    parts |= recurrence.parts
+    parts[f"{norms.before_mlp}.weight"] = (sizes["dim"],)
+    parts |= {f"{p}.weight": tuple(sizes[dim] for dim in dims) for p, dims in _MLP.items()}
+    return {f"model.layers.{n}.{part}": shape for part, shape in parts.items()}
 
 
 _Part = tuple[SourceTensor, int, tuple[int, ...]]  # (stored in, first row there, shape)
@@ -235,7 +266,7 @@ def _unfuse(
         stacked = [f for f in _FUSED if f not in settings.family.keeps_fused]
         fused = next((f for f in stacked if stem.endswith(f".{f}")), None)
         if fused is None:
-            parts[name] = (tensor, 0, tensor.shape)
+            parts[name] = (tensor, 0, tensor.matrix_shape)
             continue
         layer = stem.removesuffix(fused)
         shares = [f"{layer}{part}.{kind}" for part in _FUSED[fused]]
@@ -273,5 +304,9 @@ def _weight(
         heads = settings.heads
     if settings.family.rope_pairs and ".self_attn.k_proj." in name:
         heads = settings.kv_heads
-    offset = settings.family.norm_offset if name.endswith("norm.weight") else 0.0
-    return Weight(new_name, tuple(shape), source, first, heads, offset)
+    is_offset = name.endswith("norm.weight") and ".linear_attn." not in name
+    offset = settings.family.norm_offset if is_offset else 0.0
+    change = NO_CHANGE
+    if settings.recurrence and (match := _IN_LAYER.fullmatch(name)):
+        change = settings.recurrence.changes.get(match[1], NO_CHANGE)
+    return Weight(new_name, tuple(shape), source, first, heads, offset, change)

@@ -53,10 +53,16 @@ class SourceTensor:
                 f"tensor {self.name!r} of {self.path.name} has type {self.dtype}; only "
                 f"{', '.join(_NUMPY_TYPES)} are converted: fetch the model as it was trained"
             )
-        if len(self.shape) not in (1, 2):
+        if len(self.matrix_shape) not in (1, 2):
             raise UnsupportedError(
                 f"tensor {self.name!r} has {len(self.shape)} dimensions, expected 1 or 2"
             )
+
+    @property
+    def matrix_shape(self) -> tuple[int, ...]:
+        """(channels, taps) of a kernel over channels, which is stored as (channels, 1, taps)."""
+        is_kernel = len(self.shape) == 3 and self.shape[1] == 1 < self.shape[2]
+        return (self.shape[0], self.shape[2]) if is_kernel else self.shape
 
     def rows(self, index: slice | np.ndarray) -> np.ndarray:
         """The rows as a new float32 array (n, cols)."""

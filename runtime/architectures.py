@@ -25,6 +25,8 @@ class Architecture:
     is_centered: bool = False  # norms are LayerNorms
     divides_logits: bool = False  # by logit_scale, instead of multiplying
     experts: ExpertDefaults | None = None  # None: no file has any
+    recurrence: str = ""  # of layers without kv_heads: a row of recurrence.READERS
+    attention_every: int = 0  # full_attention_interval: layer l has it when (l + 1) mod n = 0
     supports: frozenset[str] = frozenset()  # of config.RESTRICTED
 
 
@@ -51,6 +53,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "glm4": Architecture(),
     "granite": Architecture(has_rope_switch=True, divides_logits=True, supports=_GRANITE),
     "hunyuan-dense": Architecture(),
+    "lfm2": Architecture(recurrence="short convolution"),
     "llama": Architecture(experts=ExpertDefaults(renormalize=True)),
     "mistral3": Architecture(supports=_MISTRAL3),
     "olmo2": Architecture(local_every=4, plain_local_rope=True),
@@ -60,6 +63,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen2vl": Architecture(),
     "qwen3": Architecture(),
     "qwen3moe": Architecture(experts=ExpertDefaults(renormalize=True)),
+    "qwen35": Architecture(recurrence="delta net", attention_every=4),
     "qwen3vl": Architecture(),
     "smollm3": Architecture(no_rope_every=4),
 }

@@ -16,6 +16,7 @@ from .architectures import ARCHITECTURES, Architecture
 from .errors import FileFormatError, UnsupportedError
 from .experts import ExpertDefaults, Experts, read_experts
 from .metadata_keys import Keys
+from .recurrence import NO_RECURRENCE, READERS, Recurrence, recurrent_layers
 from .rope import LONG_FACTORS, Rope, RopeRules, original_context, read_rope
 
 _MAX_LAYERS = 4096  # a bound on what a hostile file can make us allocate
@@ -63,6 +64,7 @@ class ModelConfig:
     logit_cap: float = 0.0  # logits are cap * tanh(logits / cap); 0: as they are
     temperature: float = 0.0  # queries at position p grow by temperature * ln(1 + p // span)
     temperature_span: int = 0
+    recurrence: Recurrence = NO_RECURRENCE  # of layers without kv_heads
 
     @property
     def n_layers(self) -> int:
@@ -105,6 +107,7 @@ class ModelConfig:
             logit_cap=keys.number("final_logit_softcapping", 0.0),
             temperature=temperature,
             temperature_span=original_context(keys) if temperature else 0,
+            recurrence=READERS[habits.recurrence](keys),
         )
 
     def at_context(self, n_tokens: int) -> ModelConfig:
@@ -152,7 +155,7 @@ def _layers(
     if n_layers > _MAX_LAYERS:
         raise FileFormatError(f"{keys.arch}.block_count is {n_layers}, at most {_MAX_LAYERS}")
     heads = keys.per_layer("attention.head_count", n_layers)
-    kv_heads = keys.per_layer("attention.head_count_kv", n_layers, default=heads)
+    kv_heads = _kv_heads(keys, arch, n_layers, heads)
     ffn_dims = keys.per_layer("feed_forward_length", n_layers)
     windows = _windows(keys, arch, n_layers)
     if arch.experts is None:
@@ -163,7 +166,7 @@ def _layers(
     )
     layers = []
     for n, (h, kv, ffn, window) in enumerate(zip(heads, kv_heads, ffn_dims, windows, strict=True)):
-        if h % kv:
+        if kv and h % kv:
             raise FileFormatError(f"layer {n} has {h} heads, not a multiple of {kv} kv_heads")
         head_dim = _head_size(keys, "attention.key_length", window, dim, h)
         value_dim = _head_size(keys, "attention.value_length", window, dim, h)
@@ -172,6 +175,16 @@ def _layers(
             rope = read_rope(keys, head_dim, rules, is_local=window > 0)
         layers.append(LayerConfig(h, kv, head_dim, value_dim, ffn, window, rope, experts[n]))
     return tuple(layers)
+
+
+def _kv_heads(keys: Keys, arch: Architecture, n_layers: int, heads: list[int]) -> list[int]:
+    """0 on layers that are recurrent."""
+    key = "attention.head_count_kv"
+    if not arch.recurrence:
+        return keys.per_layer(key, n_layers, default=heads)
+    kv_heads = keys.per_layer(key, n_layers, default=heads, least=0)
+    recurrent = recurrent_layers(keys, n_layers, arch.attention_every)
+    return [0 if is_not else n for n, is_not in zip(kv_heads, recurrent, strict=True)]
 
 
 def _has_rope(keys: Keys, arch: Architecture, n: int, window: int, windows: list[int]) -> bool:

@@ -7,6 +7,7 @@ architectures, plans or how kernels repack blocks.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -77,6 +78,21 @@ class StoredTensor:
         return cls(FORMATS["F32"], values.shape, values.reshape(-1).view(np.uint8))
 
 
+_ROW_RUNS = re.compile(r"(.+)\[(?P<first>\d+):(?P<stop>\d+)/(?P<every>\d+)\](\..+)")
+
+
+def row_runs(stem: str, first: int, stop: int, every: int) -> str:
+    """The stem of a weight made of rows first … stop - 1 of every `every` rows of another: heads of
+    one kind that stand in turn with those of another."""
+    return f"{stem}[{first}:{stop}/{every}]"
+
+
+def stored_name(name: str) -> str:
+    """Of the tensor that a weight is, or is made of."""
+    match = _ROW_RUNS.fullmatch(name)
+    return match[1] + match[5] if match else name
+
+
 class StoredWeights:
     """Weights in a mapping from names to tensors: `GGUFFile.tensors`, or StoredTensors."""
 
@@ -87,17 +103,39 @@ class StoredWeights:
         return self._tensors.keys()
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        return self._tensors[name].shape if name in self._tensors else None
+        found = self._find(name)
+        return found.shape if found else None
 
     def format_name(self, name: str) -> str:
-        return self._tensors[name].format.name
+        return self._tensor(name).format.name
 
     def data(self, name: str) -> np.ndarray:
-        return self._tensors[name].data
+        return self._tensor(name).data
 
     def dequantized(self, name: str) -> np.ndarray:
-        tensor = self._tensors[name]
+        tensor = self._tensor(name)
         return dequantize(tensor.data, tensor.format, tensor.shape)
+
+    def _tensor(self, name: str) -> TensorLike:
+        found = self._find(name)
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    def _find(self, name: str) -> TensorLike | None:
+        if name in self._tensors:
+            return self._tensors[name]
+        match = _ROW_RUNS.fullmatch(name)
+        whole = self._tensors.get(stored_name(name)) if match else None
+        if not match or whole is None:
+            return None
+        first, stop, every = (int(match[key]) for key in ("first", "stop", "every"))
+        rows, *cols = whole.shape
+        if not first < stop <= every or rows % every:
+            return None  # as if it were missing: the recorder's sizes do not fit this file
+        runs = whole.data.reshape(rows // every, every, -1)[:, first:stop]
+        shape = (rows // every * (stop - first), *cols)
+        return StoredTensor(whole.format, shape, np.ascontiguousarray(runs).reshape(-1))
 
 
 class DequantizedWeights:

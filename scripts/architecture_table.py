@@ -32,12 +32,14 @@ SIZES: dict[str, tuple[str, int, int, int]] = {
     "granite": ("Granite 3.3 2B", 40, 8, 64),
     "hunyuan-dense": ("Hunyuan 1.8B", 32, 4, 128),
     "llama": ("Llama 3.2 1B", 16, 8, 64),
+    "lfm2": ("LFM2 1.2B", 6, 8, 64),
     "mistral3": ("Ministral 3 3B", 26, 8, 128),
     "olmo2": ("OLMo 2 1B", 16, 16, 128),
     "phi3": ("Phi-4-mini", 32, 8, 128),
     "qwen2": ("Qwen2.5 0.5B", 24, 2, 64),
     "qwen2vl": ("Qwen2-VL 2B", 28, 2, 128),
     "qwen3": ("Qwen3 0.6B", 28, 8, 128),
+    "qwen35": ("Qwen3.5 4B", 8, 4, 256),
     "qwen3vl": ("Qwen3-VL 2B", 28, 8, 128),
     "smollm3": ("SmolLM3 3B", 36, 4, 128),
 }
@@ -81,6 +83,9 @@ def _attention(arch: Architecture) -> str:
         parts.append(f"no rope in 1 of {arch.no_rope_every}")
     if arch.local_rope_base:
         parts.append("two rope bases")
+    if arch.recurrence:
+        every = f" in {arch.attention_every - 1} of {arch.attention_every} layers"
+        parts.append(arch.recurrence + (every if arch.attention_every else " in the others"))
     return ", ".join(parts)
 
 

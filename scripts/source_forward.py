@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 from martlet.quant.checkpoint import Checkpoint
 from martlet.quant.convert_config import Settings
-from martlet.quant.convert_families import HeadNorm
+from martlet.quant.convert_families import Family, HeadNorm
+from martlet.scripts.source_recurrent import LAYERS as RECURRENT
+from martlet.scripts.source_recurrent import sigmoid
 
 _SLICE_WEIGHTS = 1 << 24
 _FUSED = {"q": "qkv", "k": "qkv", "v": "qkv", "gate": "gate_up", "up": "gate_up"}
@@ -34,7 +36,7 @@ def source_logits(
     for n in range(settings.n_layers):
         at = f"layers.{n}."
         normed = source.norm(x, at, norms.before_attention)
-        mixed = source.norm(_attention(source, config, n, normed), at, norms.after_attention)
+        mixed = source.norm(_mixed(source, config, n, normed), at, norms.after_attention)
         if family.is_parallel:
             x = x + mixed + _mlp(source, at, normed)
         else:
@@ -42,7 +44,7 @@ def source_logits(
             fed = _mlp(source, at, source.norm(x, at, norms.before_mlp))
             x = x + source.norm(fed, at, norms.after_mlp) * residual_scale
         checkpoint.drop_pages()
-    x = source.norm(x, "", "norm")
+    x = source.norm(x, "", family.final_norm.removeprefix("model."))
     logits = source.linear(x, "embed_tokens" if settings.is_tied else "lm_head")
     logit_scale = scales.get("logit_scale", 1.0)
     return logits * np.float32(1 / logit_scale if family.divides_logits else logit_scale)
@@ -54,7 +56,9 @@ class _Source:
     def __init__(self, checkpoint: Checkpoint, settings: Settings) -> None:
         self.settings = settings
         self._tensors = {
-            name: tensor for name, tensor in checkpoint.tensors.items() if "vision" not in name
+            _renamed(name, settings.family): tensor
+            for name, tensor in checkpoint.tensors.items()
+            if "vision" not in name
         }
 
     def _find(self, ending: str) -> Any:
@@ -105,6 +109,20 @@ class _Source:
         return first, first + order[short], f"{layer}.{_FUSED[short]}_proj"
 
 
+def _renamed(name: str, family: Family) -> str:
+    for old, new in family.renames.items():
+        name = name.replace(old, new)
+    return name
+
+
+def _mixed(source: _Source, config: Mapping[str, Any], n: int, x: np.ndarray) -> np.ndarray:
+    s = source.settings
+    if s.recurrence and s.recurrence.is_recurrent[n]:
+        inner = {**s.family.defaults, **config, **(config.get("text_config") or {})}
+        return RECURRENT[s.family.recurrence](source, f"layers.{n}.", x, inner)
+    return _attention(source, config, n, x)
+
+
 def _attention(source: _Source, config: Mapping[str, Any], n: int, x: np.ndarray) -> np.ndarray:
     s, at = source.settings, f"layers.{n}."
     order = s.family.head_norm
@@ -114,6 +132,9 @@ def _attention(source: _Source, config: Mapping[str, Any], n: int, x: np.ndarray
         return source.norm(q, at, q_name), source.norm(k, at, k_name)
 
     q, k, v = (source.linear(x, f"{at}self_attn.{part}_proj") for part in "qkv")
+    gate = None
+    if s.recurrence and s.recurrence.q_rows == 2:  # a gate behind each query
+        q, gate = (a.reshape(len(x), -1) for a in np.split(q.reshape(len(x), s.heads, -1), 2, 2))
     if order is HeadNorm.WHOLE:
         q, k = normed(q, k)
     q, k, v = (a.reshape(len(x), -1, s.head_dim) for a in (q, k, v))
@@ -137,7 +158,10 @@ def _attention(source: _Source, config: Mapping[str, Any], n: int, x: np.ndarray
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     mixed = np.einsum("hqk,khd->qhd", weights.astype(np.float32), v)
-    return source.linear(mixed.reshape(len(x), -1), f"{at}self_attn.o_proj")
+    mixed = mixed.reshape(len(x), -1)
+    if gate is not None:
+        mixed = mixed * sigmoid(gate)
+    return source.linear(mixed, f"{at}self_attn.o_proj")
 
 
 def _mlp(source: _Source, at: str, x: np.ndarray) -> np.ndarray:

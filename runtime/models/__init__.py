@@ -15,8 +15,8 @@ from ..ops import Activation, BufferKind, RopeStyle
 from ..plan import Plan
 from ..plan_builder import PlanBuilder
 from ..rope import DIVISOR_TENSORS
-from ..weights import WeightSource
-from . import dense
+from ..weights import WeightSource, stored_name
+from . import dense, recurrent
 from .blocks import HeadNorm, Recording
 
 Recorder = Callable[[Recording], None]
@@ -31,6 +31,7 @@ RECORDERS: dict[str, Recorder] = {
     "glm4": partial(dense.sandwich, style=PAIR),
     "granite": partial(dense.pre_norm, style=PAIR),
     "hunyuan-dense": partial(dense.pre_norm, style=HALF, head_norm=HeadNorm.AFTER_ROPE),
+    "lfm2": recurrent.lfm2,
     "llama": partial(dense.pre_norm, style=PAIR),
     "mistral3": partial(dense.pre_norm, style=PAIR),
     "olmo2": partial(dense.post_norm, style=HALF, head_norm=HeadNorm.WHOLE),
@@ -40,6 +41,7 @@ RECORDERS: dict[str, Recorder] = {
     "qwen2vl": partial(dense.pre_norm, style=HALF),
     "qwen3": partial(dense.pre_norm, style=HALF, head_norm=HeadNorm.HEADS),
     "qwen3moe": partial(dense.pre_norm, style=HALF, head_norm=HeadNorm.HEADS),
+    "qwen35": recurrent.qwen35,
     "qwen3vl": partial(dense.pre_norm, style=HALF, head_norm=HeadNorm.HEADS),
     "smollm3": partial(dense.pre_norm, style=PAIR),
 }
@@ -67,5 +69,5 @@ def record_plan(
 
 def unused_tensors(plan: Plan, weights: WeightSource) -> list[str]:
     """Names in the file that the recording did not ask for."""
-    used = {tensor.name for tensor in plan.tensors} | set(DIVISOR_TENSORS)
+    used = {stored_name(tensor.name) for tensor in plan.tensors} | set(DIVISOR_TENSORS)
     return [name for name in weights.names() if name not in used]

@@ -59,9 +59,24 @@ class Recording:
         add_to: int = -1,
     ) -> int:
         """Attention of layer n on normed rows x, through the output projection."""
+        layer = self.config.layers[n]
+        mixed = self.mix(n, x, style, head_norm=head_norm)
+        shapes = {"attn_output": (self.config.dim, layer.heads * layer.value_dim)}
+        return self.linear(n, mixed, shapes, name="attn_out", add_to=add_to)
+
+    def mix(
+        self,
+        n: int,
+        x: int,
+        style: RopeStyle,
+        *,
+        head_norm: HeadNorm = HeadNorm.NONE,
+        q_stem: str = "attn_q",
+    ) -> int:
+        """What attention of layer n mixes of normed rows x. q_stem: the weight of the queries."""
         p, c, layer = self.plan, self.config, self.config.layers[n]
         kv_layer = p.new_kv_layer(layer.kv_heads, layer.head_dim, layer.value_dim)
-        qkv = self._qkv(n, x)
+        qkv = self._qkv(n, x, q_stem)
         q_norm, k_norm = self._head_norms(n, head_norm)
         p.rope_kv(
             qkv,
@@ -76,15 +91,13 @@ class Recording:
             temperature=c.temperature,
             temperature_span=c.temperature_span,
         )
-        mixed = p.attention(
+        return p.attention(
             qkv,
             kv_layer=kv_layer,
             heads=layer.heads,
             scale=c.attention_scale,
             window=layer.window,
         )
-        shapes = {"attn_output": (c.dim, layer.heads * layer.value_dim)}
-        return self._linear(n, mixed, shapes, name="attn_out", add_to=add_to)
 
     def gated_mlp(self, n: int, x: int, activation: Activation, *, add_to: int = -1) -> int:
         """down(activation(gate x) * up x) of layer n on normed rows x; without a tensor for the
@@ -105,10 +118,10 @@ class Recording:
         shared = self._gated(n, x, activation, "_shexp", experts.shared_dim, -1)
         return self.plan.add(shared, to=out, gate=gate, gate_by=x)
 
-    def logits(self, x: int) -> None:
+    def logits(self, x: int, *, norm: str = "output_norm") -> None:
         """Output norm and projection of the wanted rows; without output.weight it is tied."""
         p, c = self.plan, self.config
-        normed = self.norm(p.take_rows(x), "output_norm")
+        normed = self.norm(p.take_rows(x), norm)
         is_tied = p.weights.shape("output.weight") is None
         name = "token_embd.weight" if is_tied else "output.weight"
         weight = p.weight(name, c.vocab_size, c.dim)
@@ -119,7 +132,7 @@ class Recording:
             p.scale(logits, c.logit_scale, c.logit_cap)
         # Rows whose hidden state is wanted: as floats, and without a projection. Mostly there are
         # none. Last, so that nothing is put in their place.
-        p.hidden = self.norm(p.take_rows(x, RowKind.HIDDEN), "output_norm")
+        p.hidden = self.norm(p.take_rows(x, RowKind.HIDDEN), norm)
 
     # -- inside -----------------------------------------------------------------------------
 
@@ -131,9 +144,9 @@ class Recording:
         shapes = {gate: (width, dim), up: (width, dim)}
         if self.weights.shape(f"blk.{n}.{up}.weight") == (2 * width, dim):
             shapes = {up: (2 * width, dim)}
-        gated = self.plan.glu(self._linear(n, x, shapes, name="gate_up"), activation)
+        gated = self.plan.glu(self.linear(n, x, shapes, name="gate_up"), activation)
         down = {f"ffn_down{suffix}": (dim, width)}
-        return self._linear(n, gated, down, name="ffn_out", add_to=add_to)
+        return self.linear(n, gated, down, name="ffn_out", add_to=add_to)
 
     def _experts(self, n: int, x: int, e: Experts, activation: Activation, add_to: int) -> int:
         p, dim = self.plan, self.config.dim
@@ -145,7 +158,7 @@ class Recording:
             name = f"blk.{n}.ffn_{part}_exps.bias"
             return -1 if p.weights.shape(name) is None else p.vector(name, e.count, rows)
 
-        logits = self._linear(n, x, {"ffn_gate_inp": (e.count, dim)}, name="router")
+        logits = self.linear(n, x, {"ffn_gate_inp": (e.count, dim)}, name="router")
         chosen = p.router(
             logits,
             e.gating,
@@ -215,7 +228,7 @@ class Recording:
         k_norm = self.plan.weight(f"blk.{n}.attn_k_norm.weight", k_heads * layer.head_dim)
         return q_norm, k_norm
 
-    def _qkv(self, n: int, x: int) -> int:
+    def _qkv(self, n: int, x: int, q_stem: str) -> int:
         """[q | k | v] of layer n, from one fused tensor or from three."""
         layer, dim = self.config.layers[n], self.config.dim
         q_rows = layer.heads * layer.head_dim
@@ -224,10 +237,10 @@ class Recording:
         if self.weights.shape(f"blk.{n}.attn_qkv.weight") is not None:
             shapes = {"attn_qkv": (q_rows + k_rows + v_rows, dim)}
         else:
-            shapes = {"attn_q": (q_rows, dim), "attn_k": (k_rows, dim), "attn_v": (v_rows, dim)}
-        return self._linear(n, x, shapes, name="qkv")
+            shapes = {q_stem: (q_rows, dim), "attn_k": (k_rows, dim), "attn_v": (v_rows, dim)}
+        return self.linear(n, x, shapes, name="qkv")
 
-    def _linear(
+    def linear(
         self, n: int, x: int, shapes: dict[str, tuple[int, int]], *, name: str, add_to: int = -1
     ) -> int:
         """Stacked projections of layer n by tensor stem; biases are loaded where present."""

@@ -1,0 +1,138 @@
+"""Recurrent layers of checkpoints: their parts, sizes and metadata, and what changes on the way.
+
+Owns: names and keys of short convolutions (LFM2) and gated delta nets (Qwen 3.5), as `transformers`
+5.24 has them. Must not know: files, tokenizers, layers with attention.
+
+A delta net's value heads stand in groups, those of one key head side by side; in a GGUF file they
+are tiled, head h of v belonging to key head h mod k_heads. So rows and columns that belong to value
+heads change their order. `ssm_a` holds -exp(A_log).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from .errors import FileFormatError, UnsupportedError
+
+ATTENTION = "full_attention"
+
+
+class CountedKeys(Protocol):
+    values: Mapping[str, Any]
+
+    def count(self, key: str, default: int | None = None) -> int: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """What happens to a tensor on its way into the file. Orders tell where each row or column of
+    the new one comes from."""
+
+    rows: np.ndarray | None = None
+    cols: np.ndarray | None = None
+    values: Callable[[np.ndarray], np.ndarray] | None = None
+
+
+NO_CHANGE = Change()
+
+
+@dataclass(frozen=True, eq=False)
+class Recurrence:
+    """Of a checked config."""
+
+    is_recurrent: tuple[bool, ...]  # by layer
+    parts: Mapping[str, tuple[int, ...]]  # shapes by name under model.layers.N
+    metadata: Mapping[str, Any]  # without `ARCH.`
+    changes: Mapping[str, Change] = field(default_factory=dict)
+    q_rows: int = 1  # rows of a query head, in heads: 2 where a gate stands behind each
+
+
+def _is_recurrent(keys: CountedKeys, name: str) -> tuple[bool, ...]:
+    n_layers, kinds = keys.count("num_hidden_layers"), keys.values.get("layer_types")
+    if not isinstance(kinds, list) or len(kinds) != n_layers:
+        raise FileFormatError(f"config.json: layer_types does not name {n_layers} layers")
+    for kind in kinds:
+        if kind not in (name, ATTENTION):
+            raise UnsupportedError(f"config.json: layer type {kind!r} is not supported")
+    return tuple(kind == name for kind in kinds)
+
+
+def short_convolution(keys: CountedKeys) -> Recurrence:
+    dim, taps = keys.count("hidden_size"), keys.count("conv_L_cache")
+    if keys.values.get("conv_bias"):
+        raise UnsupportedError("config.json: conv_bias is true, which is not supported")
+    is_recurrent, kv_heads = _is_recurrent(keys, "conv"), keys.count("num_key_value_heads")
+    return Recurrence(
+        is_recurrent,
+        {
+            "conv.in_proj.weight": (3 * dim, dim),
+            "conv.conv.weight": (dim, taps),
+            "conv.out_proj.weight": (dim, dim),
+        },
+        {
+            "shortconv.l_cache": taps,
+            "attention.head_count_kv": [0 if is_not else kv_heads for is_not in is_recurrent],
+        },
+    )
+
+
+def adjusted_ffn_dim(keys: CountedKeys) -> int:
+    """As LFM2 derives it: two thirds, times a factor, up to a multiple."""
+    ffn_dim = keys.count("intermediate_size")
+    if not keys.values.get("block_auto_adjust_ff_dim", True):
+        return ffn_dim
+    multiple, factor = keys.count("block_multiple_of"), keys.values["block_ffn_dim_multiplier"]
+    return multiple * -(-int(factor * int(2 * ffn_dim / 3)) // multiple)
+
+
+def delta_net(keys: CountedKeys) -> Recurrence:
+    dim, taps = keys.count("hidden_size"), keys.count("linear_conv_kernel_dim")
+    k_heads, v_heads = keys.count("linear_num_key_heads"), keys.count("linear_num_value_heads")
+    head_dim, value_dim = (keys.count(f"linear_{of}_head_dim") for of in ("key", "value"))
+    if value_dim != head_dim or v_heads % k_heads:
+        raise UnsupportedError(
+            f"config.json: {v_heads} value heads of {value_dim} beside {k_heads} key heads of "
+            f"{head_dim} are not supported"
+        )
+    channels = (2 * k_heads + v_heads) * head_dim
+    heads = np.arange(v_heads).reshape(k_heads, -1).T.reshape(-1)  # tiled from grouped
+    values = (heads[:, None] * head_dim + np.arange(head_dim)).reshape(-1)
+    n_before = 2 * k_heads * head_dim
+    order = np.concatenate((np.arange(n_before), n_before + values))
+    by_head, by_value, by_channel = Change(heads), Change(values), Change(order)
+    table: dict[str, tuple[tuple[int, ...], Change]] = {
+        "in_proj_qkv.weight": ((channels, dim), by_channel),
+        "in_proj_z.weight": ((len(values), dim), by_value),
+        "in_proj_b.weight": ((v_heads, dim), by_head),
+        "in_proj_a.weight": ((v_heads, dim), by_head),
+        "conv1d.weight": ((channels, taps), by_channel),
+        "A_log": ((v_heads,), Change(heads, values=lambda a: -np.exp(a))),
+        "dt_proj.bias": ((v_heads,), by_head),
+        "norm.weight": ((head_dim,), NO_CHANGE),
+        "out_proj.weight": ((dim, len(values)), Change(cols=values)),
+    }
+    is_recurrent = _is_recurrent(keys, "linear_attention")
+    return Recurrence(
+        is_recurrent,
+        {f"linear_attn.{part}": shape for part, (shape, _) in table.items()},
+        {
+            "attention.recurrent_layers": list(is_recurrent),
+            "ssm.conv_kernel": taps,
+            "ssm.group_count": k_heads,
+            "ssm.time_step_rank": v_heads,
+            "ssm.state_size": head_dim,
+            "ssm.inner_size": len(values),
+        },
+        {f"linear_attn.{part}": change for part, (_, change) in table.items()},
+        q_rows=2,
+    )
+
+
+READERS: dict[str, Callable[[CountedKeys], Recurrence]] = {
+    "short convolution": short_convolution,
+    "delta net": delta_net,
+}

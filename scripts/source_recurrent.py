@@ -1,0 +1,73 @@
+"""What recurrent layers of a checkpoint compute, row by row, in plain NumPy: the part of
+source_forward.py that has no attention.
+
+Owns: short convolutions (LFM2) and gated delta nets (Qwen 3.5) as `transformers` 5.24 defines them.
+Must not know: GGUF, nor in which order a file holds heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+from martlet.quant.convert_config import Settings
+
+
+class Source(Protocol):
+    settings: Settings
+
+    def rows(self, ending: str, index: slice | np.ndarray) -> np.ndarray: ...
+
+    def linear(self, x: np.ndarray, name: str) -> np.ndarray: ...
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def _convolved(source: Source, name: str, x: np.ndarray) -> np.ndarray:
+    """Each channel with its own causal kernel."""
+    kernel = source.rows(f"{name}.weight", slice(None))
+    taps = kernel.shape[1]
+    padded = np.concatenate((np.zeros((taps - 1, x.shape[1]), np.float32), x))
+    return sum(padded[j : j + len(x)] * kernel[:, j] for j in range(taps))
+
+
+def short_convolution(source: Source, at: str, x: np.ndarray) -> np.ndarray:
+    b, c, values = np.split(source.linear(x, f"{at}conv.in_proj"), 3, axis=1)
+    return source.linear(c * _convolved(source, f"{at}conv.conv", b * values), f"{at}conv.out_proj")
+
+
+def delta_net(source: Source, at: str, x: np.ndarray, config: dict[str, Any]) -> np.ndarray:
+    k_heads, v_heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    d, at = config["linear_key_head_dim"], f"{at}linear_attn."
+    mixed = _convolved(source, f"{at}conv1d", source.linear(x, f"{at}in_proj_qkv"))
+    mixed = mixed * sigmoid(mixed)
+    q, k, v = (
+        part.reshape(len(x), -1, d)
+        for part in np.split(mixed, [k_heads * d, 2 * k_heads * d], axis=1)
+    )
+    q, k = (a / np.sqrt((a * a).sum(axis=2, keepdims=True) + 1e-6) for a in (q, k))
+    q, k = (a.repeat(v_heads // k_heads, axis=1) for a in (q * d**-0.5, k))
+    beta = sigmoid(source.linear(x, f"{at}in_proj_b"))
+    a_log, dt_bias = (source.rows(f"{at}{n}", slice(None))[:, 0] for n in ("A_log", "dt_proj.bias"))
+    step = np.logaddexp(0, source.linear(x, f"{at}in_proj_a") + dt_bias)
+    decay = np.exp(-np.exp(a_log) * step)
+    state, out = np.zeros((v_heads, d, d)), np.empty((len(x), v_heads, d))
+    for t in range(len(x)):
+        state *= decay[t, :, None, None]
+        write = beta[t, :, None] * (v[t] - np.einsum("hkv,hk->hv", state, k[t]))
+        state += k[t, :, :, None] * write[:, None, :]
+        out[t] = np.einsum("hkv,hk->hv", state, q[t])
+    out /= np.sqrt((out**2).mean(axis=2, keepdims=True) + source.settings.norm_eps)
+    out *= source.rows(f"{at}norm.weight", slice(None))[:, 0]
+    z = source.linear(x, f"{at}in_proj_z")
+    gated = out.reshape(len(x), -1) * z * sigmoid(z)
+    return source.linear(gated.astype(np.float32), f"{at}out_proj")
+
+
+LAYERS: dict[str, Callable[..., np.ndarray]] = {
+    "short convolution": lambda source, at, x, config: short_convolution(source, at, x),
+    "delta net": delta_net,
+}
