@@ -169,10 +169,10 @@ static int32_t load_scratch(mt_engine *e, char *err) {
     const size_t per_thread = scratch_layout(e, &none, NULL);
     const size_t partials = (size_t)e->split_rows * (size_t)e->max_heads * (size_t)e->max_splits *
                             (size_t)(e->max_v_stride + 2) * sizeof(float);
-    const size_t progress = mt_aligned((size_t)e->plan.n_ops * MT_PHASES * sizeof(mt_progress));
     e->arena_bytes = mt_aligned((size_t)e->plan.arena_bytes);
-    e->scratch_bytes = per_thread * n + mt_aligned(partials) + progress + mt_aligned(rows * 4) +
-                       mt_aligned(rows * sizeof(mt_row_tile)) + pairs_layout(e, NULL);
+    e->scratch_bytes = per_thread * n + mt_aligned(partials) + n * sizeof *e->shares +
+                       mt_aligned(rows * 4) + mt_aligned(rows * sizeof(mt_row_tile)) +
+                       pairs_layout(e, NULL);
     e->arena = mt_big_alloc(e->arena_bytes);
     uint8_t *at = e->scratch_memory = mt_big_alloc(e->scratch_bytes);
     if (!e->arena || !at)
@@ -181,8 +181,8 @@ static int32_t load_scratch(mt_engine *e, char *err) {
     for (size_t t = 0; t < n; t++, at += per_thread) scratch_layout(e, &e->scratch[t], at);
     e->partials = (float *)(void *)at;
     at += mt_aligned(partials);
-    e->progress = (mt_progress *)(void *)at;
-    at += progress;
+    e->shares = (mt_share *)(void *)at;
+    at += n * sizeof *e->shares;
     e->row_seq = (int32_t *)(void *)at;
     at += mt_aligned(rows * 4);
     e->tiles = (mt_row_tile *)(void *)at;
@@ -375,20 +375,46 @@ static int64_t now_ns(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* Denormals cost a hundred cycles each and mean nothing here; every thread flushes them alike. */
-/* Takes items of a phase until none is left, small runs so that a slow core takes fewer. Whoever
- * finishes the last item lets everyone go on. */
-static void run_phase(mt_engine *e, const mt_op *op, const mt_phase *phase, int n_items,
-                      mt_progress *progress, mt_scratch *s) {
-    const int run = n_items / (8 * e->n_threads) + 1;
+/* Takes up to `run` of a share's n items: returns the first, or n if none is left. A share tells the
+ * phase it was last used in, so that nobody has to reset it: in a later phase all are there again, in
+ * an earlier one, where this thread comes too late, none. */
+static int take(atomic_ullong *share, unsigned phase, int n, int run) {
+    unsigned long long seen = atomic_load_explicit(share, memory_order_relaxed);
     for (;;) {
-        const int first = atomic_fetch_add_explicit(&progress->next, run, memory_order_relaxed);
-        if (first >= n_items) return;
-        const int end = first + run < n_items ? first + run : n_items;
-        for (int item = first; item < end; item++) phase->run(e, op, item, s);
-        const int n = end - first;
-        if (atomic_fetch_add(&progress->finished, n) + n == n_items)
-            mt_gate_advance(&e->phases_done);
+        const int behind = (int)(phase - (unsigned)(seen >> 32));
+        const int first = behind > 0 ? 0 : (int)(unsigned)seen;
+        if (behind < 0 || first >= n) return n;
+        const unsigned long long next =
+            (unsigned long long)phase << 32 | (unsigned)(first + run < n ? first + run : n);
+        if (atomic_compare_exchange_weak_explicit(share, &seen, next, memory_order_relaxed,
+                                                  memory_order_relaxed))
+            return first;
+    }
+}
+
+/* Whether neighbouring items read neighbouring memory, so that a thread best takes what follows. */
+static int is_stream(int32_t kind) { return kind == MT_OP_LINEAR || kind == MT_OP_LINEAR_GLU; }
+
+/* Does items of a phase until none is left, small runs so that a slow core takes fewer. Whoever
+ * reports the last item lets everyone go on. */
+static void run_phase(mt_engine *e, const mt_op *op, const mt_phase *phase, unsigned serial,
+                      int n_items, int thread) {
+    const int n_shares = is_stream(op->kind) ? e->n_threads : 1;
+    const int run = n_shares > 1 ? 1 : n_items / (8 * e->n_threads) + 1;
+    for (int i = 0; i < n_shares; i++) { /* one's own, then those of others */
+        const int share = (thread + i) % n_shares;
+        const int start = (int)((int64_t)n_items * share / n_shares);
+        const int n = (int)((int64_t)n_items * (share + 1) / n_shares) - start;
+        int n_done = 0;
+        for (int first; (first = take(&e->shares[share].taken, serial, n, run)) < n;) {
+            const int end = first + run < n ? first + run : n;
+            for (int item = first; item < end; item++)
+                phase->run(e, op, start + item, &e->scratch[thread]);
+            n_done += end - first;
+        }
+        if (!n_done || atomic_fetch_add(&e->n_finished, n_done) + n_done < n_items) continue;
+        atomic_store(&e->n_finished, 0); /* before anyone can begin the next phase */
+        mt_gate_advance(&e->phases_done);
     }
 }
 
@@ -400,16 +426,15 @@ static void walk(void *raw, int thread) {
     _mm_setcsr(saved | 0x8040);
 #endif
     const int timed = e->op_ns && thread == 0;
-    unsigned n_done = 0;
+    unsigned serial = e->first_phase;
     for (int32_t i = 0; i < e->plan.n_ops; i++) {
         const int64_t start = timed ? now_ns() : 0;
         for (int p = 0; p < MT_PHASES; p++) {
             const mt_phase *phase = mt_phase_of(e->ops[i].kind, p);
             const int n_items = phase ? phase->count(e, &e->ops[i]) : 0;
             if (!n_items) continue;
-            run_phase(e, &e->ops[i], phase, n_items, &e->progress[i * MT_PHASES + p],
-                      &e->scratch[thread]);
-            mt_gate_wait(&e->phases_done, ++n_done, MT_SPIN_US);
+            run_phase(e, &e->ops[i], phase, ++serial, n_items, thread);
+            mt_gate_wait(&e->phases_done, serial, MT_SPIN_US);
         }
         if (timed) e->op_ns[i] += now_ns() - start;
     }
@@ -422,8 +447,7 @@ int32_t mt_engine_run(mt_engine *e, const mt_step *step, char *err) {
     if (mt_check_step(e, step, err)) return -1;
     e->step = step;
     lay_out_rows(e, step);
-    memset((void *)e->progress, 0, (size_t)e->plan.n_ops * MT_PHASES * sizeof *e->progress);
-    atomic_store(&e->phases_done.value, 0);
+    e->first_phase = atomic_load(&e->phases_done.value);
     mt_pool_run(e->pool, walk, e);
     const size_t width = step->n_hidden ? (size_t)e->buffers[e->plan.hidden].width : 0;
     for (int32_t i = 0; i < step->n_hidden; i++)

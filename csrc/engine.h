@@ -72,10 +72,10 @@ typedef struct mt_pairs {
     int32_t n_active;
 } mt_pairs;
 
-/* Work items of one phase: handed out so far, and finished. */
-typedef struct mt_progress {
-    atomic_int next, finished;
-} mt_progress;
+/* A thread's share of the items of a phase, of which others take what it has not begun. */
+typedef struct mt_share {
+    _Alignas(64) atomic_ullong taken; /* phase << 32 | items handed out in it */
+} mt_share;
 
 struct mt_engine {
     mt_plan plan; /* with ops, buffers and kv_layers copied; tensors = NULL */
@@ -106,10 +106,12 @@ struct mt_engine {
     int32_t split_rows; /* rows up to which attention may be split */
     float *partials;    /* (split_rows * heads, splits, v_stride + 2) */
     int32_t max_splits;
-    int32_t n_splits;      /* of the longest sequence of the step */
-    int64_t *op_ns;        /* (n_ops) or NULL: time of each op, measured by thread 0 */
-    mt_progress *progress; /* (n_ops, MT_PHASES) */
-    mt_gate phases_done;   /* how many phases of the step are complete */
+    int32_t n_splits;     /* of the longest sequence of the step */
+    int64_t *op_ns;       /* (n_ops) or NULL: time of each op, measured by thread 0 */
+    mt_share *shares;     /* (n_threads) */
+    mt_gate phases_done;  /* how many phases are complete, of this step and those before */
+    unsigned first_phase; /* what that was when the step began */
+    _Alignas(64) atomic_int n_finished; /* items of the phase being run */
 };
 
 /* Blocks of a sequence as this layer's keys and values are kept. */

@@ -126,10 +126,9 @@ void mt_set_runs(const mt_engine *e, mt_work *w) {
     w->runs = w->n_tiles * 3 / 4 / w->run;
 }
 
+/* Tiles one by one: a thread has a share of its own, in which it reads on anyway. */
 static mt_work work_of(const mt_engine *e, int n_tiles, int n, int sums) {
-    mt_work w = {.chunks = count_chunks(e, n_tiles, n, sums), .n_tiles = n_tiles};
-    mt_set_runs(e, &w);
-    return w;
+    return (mt_work){.chunks = count_chunks(e, n_tiles, n, sums), .n_tiles = n_tiles, .run = 1};
 }
 
 static int rows_of(const mt_engine *e, const mt_op *op) {
