@@ -19,6 +19,13 @@ ALWAYS void load_scales(const mt_layout *f, const uint8_t *scale, const uint8_t 
     }
 }
 
+/* Share `at` of n of the lines of a block: in one burst they would fill the core's few line buffers. */
+ALWAYS void fetch_share(const uint8_t *block, size_t n_bytes, int at, int n) {
+    const int lines = (int)((n_bytes + 63) / 64), each = (lines + n - 1) / n;
+    for (int line = at * each; line < (at + 1) * each && line < lines; line++)
+        __builtin_prefetch(block + line * 64, 0, 2);
+}
+
 ALWAYS void direct_tile(const mt_layout *f, int cols, int halves, int first_half, int is_first,
                         const uint8_t *tile, int n_blocks, const mt_q8_block *const *x,
                         float *acc) {
@@ -33,8 +40,6 @@ ALWAYS void direct_tile(const mt_layout *f, int cols, int halves, int first_half
             header = block;
             block += mt_header_bytes(f);
         }
-        for (size_t line = 0; is_first && line < block_bytes; line += 64)
-            __builtin_prefetch(block + AHEAD + line, 0, 2);
         UNROLL(2)
         for (int sub = 0; sub < f->n_sub; sub++) {
             UNROLL(2)
@@ -49,6 +54,8 @@ ALWAYS void direct_tile(const mt_layout *f, int cols, int halves, int first_half
                 }
                 UNROLL(8)
                 for (int g = sub * 4; g < (sub + 1) * 8 / f->n_sub; g++) {
+                    const int at = (sub * halves + h) * 8 / f->n_sub + g - sub * 4;
+                    if (is_first) fetch_share(block + AHEAD, block_bytes, at, 8 * halves);
                     vb w = load_codes(f->codes, block, half, g);
                     if (f->is_lookup) w = vb_lookup16(w, mt_iq4_values);
                     UNROLL(6)
