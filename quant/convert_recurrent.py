@@ -121,6 +121,7 @@ def delta_net(keys: CountedKeys) -> Recurrence:
         {f"linear_attn.{part}": shape for part, (shape, _) in table.items()},
         {
             "attention.recurrent_layers": list(is_recurrent),
+            "rope.dimension_sections": _rope_sections(keys),
             "ssm.conv_kernel": taps,
             "ssm.group_count": k_heads,
             "ssm.time_step_rank": v_heads,
@@ -130,6 +131,16 @@ def delta_net(keys: CountedKeys) -> Recurrence:
         {f"linear_attn.{part}": change for part, (_, change) in table.items()},
         q_rows=2,
     )
+
+
+def _rope_sections(keys: CountedKeys) -> list[int]:
+    """Pairs of dims that turn by time, height and width: alike in texts, but other readers ask."""
+    rope = keys.values.get("rope_parameters")
+    sections = rope.get("mrope_section", [11, 11, 10]) if isinstance(rope, dict) else None
+    is_whole = isinstance(sections, list) and all(isinstance(n, int) for n in sections)
+    if not is_whole or sections is None or len(sections) != 3:
+        raise FileFormatError(f"config.json: mrope_section is {sections!r}, expected three numbers")
+    return [*sections, 0]
 
 
 READERS: dict[str, Callable[[CountedKeys], Recurrence]] = {

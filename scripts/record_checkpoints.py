@@ -224,7 +224,8 @@ def llama_cpp_says(llama_bin: Path, model: Path) -> str:
     while seen.count(longest := max(seen, key=len, default=b"")) < _N_SEEN:
         done = subprocess.run(command, capture_output=True, check=True, stdin=subprocess.DEVNULL)
         seen.append(done.stdout)
-    return longest.decode("utf-8", "replace").removesuffix("\n\n")  # its own two line breaks
+    text = longest.decode("utf-8", "replace").removesuffix("\n\n")  # its own two line breaks
+    return text.removesuffix(" [end of text]\n")  # and what it says of an end token
 
 
 def main() -> None:
