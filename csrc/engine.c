@@ -96,6 +96,15 @@ static size_t gathered_bytes(const mt_engine *e) {
     return 2 * most;
 }
 
+/* One tile of every row at least. */
+static size_t sums_bytes(const mt_engine *e) {
+    const size_t n = (size_t)e->plan.max_rows * MT_TILE_ROWS;
+    for (int32_t i = 0; i < e->plan.n_ops; i++)
+        if (e->ops[i].kind == MT_OP_EXPERT_SUM)
+            return (n > MT_SUM_VALUES ? n : MT_SUM_VALUES) * sizeof(float);
+    return 0;
+}
+
 /* Sizes, and with a base places, of the tables of mt_pairs. */
 static size_t pairs_layout(mt_engine *e, uint8_t *base) {
     int32_t n_experts = 0, used = 0;
@@ -136,6 +145,7 @@ static size_t scratch_layout(mt_engine *e, mt_scratch *s, uint8_t *base) {
                  {(void **)&s->rows, MT_FLOAT_ROWS * MT_K_FLOATS * sizeof(float)},
                  {(void **)&s->row, widest * sizeof(float)},
                  {(void **)&s->gathered, gathered_bytes(e)},
+                 {(void **)&s->sums, sums_bytes(e)},
                  {(void **)&s->attn, MT_ATTN_SCRATCH * sizeof(float)},
                  {(void **)&s->q, MT_ATTN_MAX_ROWS * head_dim * sizeof(float)},
                  {(void **)&s->part, per_row},

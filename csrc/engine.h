@@ -20,9 +20,10 @@ enum {
     MT_SPLIT_ROWS = 16,   /* rows of a step up to which attention is split over positions */
     MT_PHASES = 2,        /* an op does its work items in one phase, or in two */
     MT_N_INPUTS = sizeof((mt_op *)0)->in / sizeof(int32_t),
-    MT_MAX_EXPERTS = 1024, /* of a layer */
-    MT_MAX_USED = 64,      /* that a row can choose */
-    MT_SPIN_US = 20        /* a thread without work spins this long for the others, then sleeps */
+    MT_MAX_EXPERTS = 1024,   /* of a layer */
+    MT_SUM_VALUES = 1 << 16, /* sums of experts that a thread works on: 256 KB, of an L2 */
+    MT_MAX_USED = 64,        /* that a row can choose */
+    MT_SPIN_US = 20          /* a thread without work spins this long for the others, then sleeps */
 };
 
 typedef struct mt_weight {
@@ -51,6 +52,7 @@ typedef struct mt_scratch {
     float *acc;           /* (MT_COL_CHUNK, 32) */
     float *rows;          /* (MT_FLOAT_ROWS, MT_K_FLOATS) widened activations */
     float *row;           /* (widest buffer) */
+    float *sums;          /* see sums_bytes */
     uint8_t *gathered;    /* rows of an expert, see gathered_bytes */
     float *attn;          /* MT_ATTN_SCRATCH floats */
     float *q;             /* (MT_ATTN_MAX_ROWS, head_dim) query vectors of an item */

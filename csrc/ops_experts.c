@@ -181,9 +181,16 @@ const mt_phase mt_expert_glu_phases[MT_PHASES] = {{count_sort, run_sort},
 
 /* -- expert_sum: an item is a run of columns of the output, for all rows and experts ------------ */
 
+/* Every item reads the activations of all pairs, so long runs use them while they are near; but the
+ * sums of all rows have to stay near, too. */
 static mt_work sum_work(const mt_engine *e, const mt_op *op) {
     mt_work w = {.chunks = 1, .n_tiles = e->buffers[op->out].width / MT_TILE_ROWS};
     mt_set_runs(e, &w);
+    const int near = MT_SUM_VALUES / (e->step->n_rows * MT_TILE_ROWS);
+    const int most = w.n_tiles / (4 * e->n_threads), run = near < most ? near : most;
+    if (run > w.run) w.run = run;
+    if (w.run * e->step->n_rows * MT_TILE_ROWS > MT_SUM_VALUES) w.run = near > 1 ? near : 1;
+    w.runs = w.n_tiles * 3 / 4 / w.run;
     return w;
 }
 
@@ -192,13 +199,14 @@ static int count_expert_sum(const mt_engine *e, const mt_op *op) {
     return mt_items_of_chunk(&w);
 }
 
-static void add_weighted(float weight, const float *x, float *out) {
-    for (int i = 0; i < MT_TILE_ROWS; i++) out[i] += weight * x[i];
+static void add_weighted(float weight, const float *x, int n, float *out) {
+    for (int i = 0; i < n; i++) out[i] += weight * x[i];
 }
 
-/* Pairs [first, first + n), which are all of one expert, to one tile of the output. */
+/* Pairs [first, first + n), which are all of one expert: one tile of their results goes to sums,
+ * `stride` floats from row to row. */
 static void add_pairs(mt_engine *e, const mt_op *op, int expert, int first, int n, int tile,
-                      mt_scratch *s) {
+                      mt_scratch *s, float *sums, int stride) {
     const mt_buffer *in = &e->buffers[op->in[0]];
     const int planes = mt_planes(op);
     const int64_t at = (int64_t)expert * (e->buffers[op->out].width / MT_TILE_ROWS) + tile;
@@ -213,24 +221,35 @@ static void add_pairs(mt_engine *e, const mt_op *op, int expert, int first, int 
         mt_emit_tile(e, bias ? bias + at * MT_TILE_ROWS : NULL, MT_TILE_ROWS, n, planes, s->acc, 0,
                      MT_TILE_ROWS, s->acc);
     for (int i = 0; i < n; i++)
-        add_weighted(e->pairs.weight[first + i], s->acc + i * MT_TILE_ROWS,
-                     mt_row_f32(e, op->out, e->pairs.row[first + i]) + tile * MT_TILE_ROWS);
+        add_weighted(e->pairs.weight[first + i], s->acc + i * MT_TILE_ROWS, MT_TILE_ROWS,
+                     sums + (size_t)e->pairs.row[first + i] * (size_t)stride);
 }
 
+/* The sums grow in memory of the thread's own: rows of the output lie far apart and fight for the
+ * same cache lines, and every row comes as often as it has experts. */
 static void run_expert_sum(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {
     const mt_work work = sum_work(e, op);
-    const int fits = MT_COL_CHUNK / mt_planes(op);
+    const int fits = MT_COL_CHUNK / mt_planes(op), n_rows = e->step->n_rows;
     int begin, end;
     mt_tiles_of(&work, item, &begin, &end);
-    for (int r = 0; r < e->step->n_rows && !(op->flags & MT_FLAG_ACCUMULATE); r++)
-        memset(mt_row_f32(e, op->out, r) + begin * MT_TILE_ROWS, 0,
-               (size_t)(end - begin) * MT_TILE_ROWS * sizeof(float));
+    const int width = (end - begin) * MT_TILE_ROWS;
+    memset(s->sums, 0, (size_t)n_rows * (size_t)width * sizeof(float));
     for (int x = 0; x < op->i[0]; x++) {
         const int stop = e->pairs.start[x + 1];
         for (int first = e->pairs.start[x], n; first < stop; first += n) {
             n = stop - first < fits ? stop - first : fits;
-            for (int tile = begin; tile < end; tile++) add_pairs(e, op, x, first, n, tile, s);
+            for (int tile = begin; tile < end; tile++)
+                add_pairs(e, op, x, first, n, tile, s, s->sums + (tile - begin) * MT_TILE_ROWS,
+                          width);
         }
+    }
+    for (int r = 0; r < n_rows; r++) {
+        float *out = mt_row_f32(e, op->out, r) + begin * MT_TILE_ROWS;
+        const float *sums = s->sums + (size_t)r * (size_t)width;
+        if (op->flags & MT_FLAG_ACCUMULATE)
+            e->kernels->add(sums, width, out);
+        else
+            memcpy(out, sums, (size_t)width * sizeof(float));
     }
 }
 

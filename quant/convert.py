@@ -127,7 +127,7 @@ def _packer(
 
 def packed_weight(weight: Weight, format_name: str, threads: int | None = None) -> np.ndarray:
     """uint8 (n_bytes,): a slice of rows at a time is read and packed."""
-    cols = weight.shape[1] if len(weight.shape) > 1 else weight.n_rows
+    cols = weight.shape[-1]
     n_rows = weight.n_rows if len(weight.shape) > 1 else 1
     out = np.empty((n_rows, FORMATS[format_name].data_bytes((cols,))), np.uint8)
     step = max(1, SLICE_WEIGHTS // cols)

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .convert_families import FAMILIES, Family, Windows
+from .convert_experts import SourceExperts, read_experts
+from .convert_families import FAMILIES, Family, HeadNorm, Windows
 from .convert_recurrent import READERS, Recurrence, adjusted_ffn_dim
 from .convert_rope import RopeKeys, positive, rope_keys
 from .dense_keys import dense_keys
@@ -61,6 +62,8 @@ class Settings:
     scales: Mapping[str, float]  # by the GGUF's key
     query_scale: float  # scores are multiplied by it
     recurrence: Recurrence | None  # of layers without attention
+    head_norm: HeadNorm
+    experts: SourceExperts | None
 
     def has_rope(self, n: int) -> bool:
         """Whether positions turn the queries and keys of layer n."""
@@ -86,6 +89,7 @@ class Settings:
             ),
             **self.rope.metadata,
             **self.scales,
+            **(self.experts.metadata if self.experts else {}),
         }
         if self.recurrence:
             keys |= self.recurrence.metadata
@@ -131,11 +135,15 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
     _check_query_scale(keys, family, n_layers, dim // heads, head_dim)
     scales = {new: keys.number(old) for old, new in family.scales.items()}
     query_scale = scales.get("attention.scale") or _query_width(keys, head_dim) ** -0.5
+    ffn_dim = adjusted_ffn_dim(keys) if family.adjusts_ffn else keys.count("intermediate_size")
+    experts = None
+    if family.experts:
+        experts = read_experts(keys.values, family.experts, ffn_dim, n_layers)
     return Settings(
         family=family,
         n_layers=n_layers,
         dim=dim,
-        ffn_dim=adjusted_ffn_dim(keys) if family.adjusts_ffn else keys.count("intermediate_size"),
+        ffn_dim=ffn_dim,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
@@ -151,7 +159,14 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
         scales=scales,
         query_scale=query_scale,
         recurrence=recurrence,
+        head_norm=_head_norm(keys, family),
+        experts=experts,
     )
+
+
+def _head_norm(keys: _Config, family: Family) -> HeadNorm:
+    key = family.optional_head_norm
+    return HeadNorm.HEADS if key and keys.values.get(key) else family.head_norm
 
 
 def _biased(keys: _Config, family: Family) -> tuple[str, ...]:
@@ -197,6 +212,10 @@ def _family(config: Mapping[str, Any]) -> Family:
 
 def _refuse_unsupported(given: Mapping[str, Any], family: Family) -> None:
     for key, neutral in _NEUTRAL.items():
+        if (family.experts and key in family.experts.count) or (
+            family.drops_nextn and key == "num_nextn_predict_layers"
+        ):
+            continue
         if key in given and given[key] not in neutral:
             shown = given[key]
             if key == "quantization_config" and isinstance(shown, dict):

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from .convert_experts import ExpertKeys
+
 
 class HeadNorm(Enum):
     """RMS norms of queries and keys."""
@@ -61,6 +63,8 @@ class Family:
     is_centered: bool = False  # norms are LayerNorms
     norm_offset: float = 0.0  # the model adds it to norm weights, the GGUF holds the sum
     head_norm: HeadNorm = HeadNorm.NONE
+    drops_nextn: bool = False  # blocks behind the last layer predict further tokens
+    optional_head_norm: str = ""  # a key that says whether every head is normed, before rope
     head_norm_names: tuple[str, str] = ("self_attn.q_norm", "self_attn.k_norm")
     rope_pairs: bool = False  # GGUF turns neighbouring dims: rows of q and k change their order
     source_pairs: bool = False  # the model itself turns neighbouring dims
@@ -78,6 +82,7 @@ class Family:
     scales: Mapping[str, str] = field(default_factory=dict)  # keys of config.json and of the GGUF
     divides_logits: bool = False  # by their scale, instead of multiplying
     wide_query_layers: int = 0  # with so many layers the query scale is that of dim / heads
+    experts: ExpertKeys | None = None  # None: every layer is dense
     recurrence: str = ""  # of layers without attention: a row of convert_recurrent.READERS
     adjusts_ffn: bool = False  # intermediate_size is not yet the width
     renames: Mapping[str, str] = field(default_factory=dict)  # parts of names, to those of others
@@ -107,6 +112,84 @@ _MISTRAL = Family(
     defaults=_defaults(131072, 1e-6, num_key_value_heads=8, sliding_window=4096),
 )
 _QWEN2 = Family("qwen2", biased=_QKV, defaults=_defaults(32768, 1e-6))
+_MIXTRAL = Family(
+    "llama",
+    rope_pairs=True,
+    windows=Windows.ALL,
+    experts=ExpertKeys(normalizes=True, module="block_sparse_moe", parts=("w1", "w3", "w2")),
+    defaults=_defaults(
+        131072, 1e-5, num_key_value_heads=8, num_local_experts=8, num_experts_per_tok=2
+    ),
+)
+_EVERY_LAYER: dict[str, tuple[Any, ...]] = {
+    "decoder_sparse_step": (1,),
+    "mlp_only_layers": ([], None),
+}
+_QWEN2MOE = Family(
+    "qwen2moe",
+    biased=_QKV,
+    experts=ExpertKeys(
+        dim="moe_intermediate_size",
+        shared_dim="shared_expert_intermediate_size",
+        normalizes=False,
+        neutral={**_EVERY_LAYER, "qkv_bias": (True,)},
+        shared="shared_expert",
+        has_shared_gate=True,
+    ),
+    defaults=_defaults(
+        32768,
+        1e-6,
+        num_experts=60,
+        num_experts_per_tok=4,
+        moe_intermediate_size=1408,
+        shared_expert_intermediate_size=5632,
+        norm_topk_prob=False,
+    ),
+)
+_QWEN3MOE = Family(
+    "qwen3moe",
+    head_norm=HeadNorm.HEADS,
+    experts=ExpertKeys(dim="moe_intermediate_size", normalizes=True, neutral=_EVERY_LAYER),
+    defaults=_defaults(
+        32768,
+        1e-6,
+        num_key_value_heads=4,
+        num_experts_per_tok=8,
+        moe_intermediate_size=768,
+        norm_topk_prob=False,
+    ),
+)
+_GLM4MOE = Family(
+    "glm4moe",
+    rope_settings=_PARTIAL,
+    biases={"attention_bias": _QKV},
+    optional_head_norm="use_qk_norm",
+    drops_nextn=True,
+    experts=ExpertKeys(
+        count=("n_routed_experts", "num_local_experts"),
+        dim="moe_intermediate_size",
+        shared_count="n_shared_experts",
+        first="first_k_dense_replace",
+        numbers={
+            "routed_scaling_factor": "expert_weights_scale",
+            "n_group": "expert_group_count",
+            "topk_group": "expert_group_used_count",
+        },
+        fixed={"expert_gating_func": 2},
+        choice_bias="gate.e_score_correction_bias",
+    ),
+    defaults=_defaults(
+        131072,
+        1e-5,
+        num_key_value_heads=8,
+        head_dim=128,
+        partial_rotary_factor=0.5,
+        norm_topk_prob=True,
+        routed_scaling_factor=1.0,
+        first_k_dense_replace=1,
+        n_shared_experts=1,
+    ),
+)
 _QWEN3 = Family("qwen3", head_norm=HeadNorm.HEADS, defaults=_defaults(32768, 1e-6, head_dim=128))
 _GEMMA3 = Family(
     "gemma3",
@@ -226,6 +309,34 @@ _ERNIE4_5 = Family(
     biases={"use_bias": _ATTENTION + _MLP},
     defaults=_defaults(131072, 1e-5, num_key_value_heads=2, head_dim=128, tie_word_embeddings=True),
 )
+_ERNIE4_5_MOE = Family(
+    "ernie4_5-moe",
+    source_pairs=True,
+    biases={"use_bias": _ATTENTION + _MLP},
+    experts=ExpertKeys(
+        count=("moe_num_experts",),
+        used="moe_k",
+        dim="moe_intermediate_size",
+        shared_count="moe_num_shared_experts",
+        first="moe_layer_start_index",
+        every="moe_layer_interval",
+        normalizes=True,
+        neutral={"use_bias": (False,)},
+        choice_bias="moe_statics.e_score_correction_bias",
+    ),
+    defaults=_defaults(
+        131072,
+        1e-5,
+        num_key_value_heads=4,
+        tie_word_embeddings=True,
+        moe_num_experts=64,
+        moe_k=6,
+        moe_intermediate_size=1536,
+        moe_num_shared_experts=2,
+        moe_layer_start_index=1,
+        moe_layer_interval=1,
+    ),
+)
 _COHERE2 = Family(
     "cohere2",
     norms=Norms(before_mlp=""),
@@ -289,7 +400,10 @@ FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": _LLAMA,
     "LLaMAForCausalLM": _LLAMA,
     "MistralForCausalLM": _MISTRAL,
+    "MixtralForCausalLM": _MIXTRAL,
     "Qwen2ForCausalLM": _QWEN2,
+    "Qwen2MoeForCausalLM": _QWEN2MOE,
+    "Qwen3MoeForCausalLM": _QWEN3MOE,
     "Qwen3ForCausalLM": _QWEN3,
     "Gemma3ForCausalLM": _GEMMA3,
     "Gemma3ForConditionalGeneration": _GEMMA3,
@@ -303,7 +417,9 @@ FAMILIES: dict[str, Family] = {
     "Exaone4ForCausalLM": _EXAONE4,
     "HunYuanDenseV1ForCausalLM": _HUNYUAN,
     "Glm4ForCausalLM": _GLM4,
+    "Glm4MoeForCausalLM": _GLM4MOE,
     "Ernie4_5ForCausalLM": _ERNIE4_5,
+    "Ernie4_5_MoeForCausalLM": _ERNIE4_5_MOE,
     "Cohere2ForCausalLM": _COHERE2,
     "Lfm2ForCausalLM": _LFM2,
     "Qwen3_5ForCausalLM": _QWEN3_5,

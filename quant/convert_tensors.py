@@ -7,6 +7,7 @@ Weights are read as float32 rows when they are written, never all at once.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ import gguf
 import numpy as np
 
 from .convert_config import Settings
+from .convert_experts import Source, stacked
 from .convert_families import GATE_UP, QKV, Family, HeadNorm
 from .convert_recurrent import NO_CHANGE, Change, Recurrence
 from .errors import FileFormatError, UnsupportedError
@@ -22,6 +24,7 @@ from .safetensors_file import SourceTensor
 
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 _COMPARE_ROWS = 4096
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 # A layer's parts besides norms: names under model.layers.N, and their (rows, cols).
 _ATTENTION: dict[str, tuple[str, ...]] = {
@@ -66,7 +69,7 @@ class Weight:
 
     name: str
     shape: tuple[int, ...]
-    source: SourceTensor | None = None
+    source: Source | None = None
     first: int = 0  # row of the source that is row 0 here, where several are stacked there
     heads: int = 0  # > 0: rows of each head change from halves to pairs
     offset: float = 0.0
@@ -75,7 +78,8 @@ class Weight:
 
     @property
     def n_rows(self) -> int:
-        return self.shape[0]
+        """Of a vector its values, of a stack of matrices the rows of all."""
+        return math.prod(self.shape[:-1]) if len(self.shape) > 1 else self.shape[0]
 
     def rows(self, start: int, stop: int) -> np.ndarray:
         """float32 (stop - start, cols) of a matrix, (stop - start,) of a vector."""
@@ -94,7 +98,7 @@ class Weight:
             rows = rows[:, self.change.cols]
         if self.offset:  # adding 0 would turn -0 to 0
             rows += np.float32(self.offset)
-        return rows.reshape(-1, *self.shape[1:])
+        return rows.reshape(-1, *self.shape[1:][-1:])
 
 
 def halves_to_pairs(rows: np.ndarray, head_dim: int) -> np.ndarray:
@@ -109,7 +113,7 @@ def halves_to_pairs(rows: np.ndarray, head_dim: int) -> np.ndarray:
 
 def plan_weights(settings: Settings, tensors: Mapping[str, SourceTensor]) -> list[Weight]:
     """Every tensor of the GGUF file; raises where the checkpoint is not exactly as expected."""
-    named = _canonical(tensors, settings.family.renames)
+    named = stacked(_of_layers(settings, _canonical(tensors, settings.family.renames)))
     sizes = _sizes(settings, named)
     _drop_tied_head(settings, named)
     wanted = _expected(settings, sizes)
@@ -120,6 +124,9 @@ def plan_weights(settings: Settings, tensors: Mapping[str, SourceTensor]) -> lis
                 f"tensor {name!r} of shape {shape} is missing from the checkpoint"
             )
         found = parts[name][2]
+        if len(shape) == 1 and found == (1, *shape):  # a vector, kept as a matrix of one row
+            found = shape
+            parts[name] = (*parts[name][:2], shape)
         if found != shape:
             raise FileFormatError(
                 f"tensor {name!r} has shape {found}, config.json asks for {shape}"
@@ -138,6 +145,15 @@ def plan_weights(settings: Settings, tensors: Mapping[str, SourceTensor]) -> lis
 def ignored_tensors(tensors: Mapping[str, SourceTensor]) -> list[str]:
     """What is left out without harm to a model of text."""
     return [name for name in tensors if _IGNORED.fullmatch(name)]
+
+
+def _of_layers(settings: Settings, named: dict[str, SourceTensor]) -> dict[str, SourceTensor]:
+    """Without blocks that predict further tokens, which stand behind the last layer."""
+    if not settings.family.drops_nextn:
+        return named
+    layers = ((name, _LAYER.match(name)) for name in named)
+    behind = {n for n, match in layers if match and int(match[1]) >= settings.n_layers}
+    return {name: tensor for name, tensor in named.items() if name not in behind}
 
 
 def _canonical(
@@ -161,7 +177,7 @@ def _canonical(
     return named
 
 
-def _sizes(settings: Settings, named: Mapping[str, SourceTensor]) -> dict[str, int]:
+def _sizes(settings: Settings, named: Mapping[str, Source]) -> dict[str, int]:
     embedding = named.get(f"{EMBEDDING}.weight")
     if embedding is None:
         raise FileFormatError(f"tensor '{EMBEDDING}.weight' is missing from the checkpoint")
@@ -179,7 +195,7 @@ def _sizes(settings: Settings, named: Mapping[str, SourceTensor]) -> dict[str, i
     }
 
 
-def _drop_tied_head(settings: Settings, named: dict[str, SourceTensor]) -> None:
+def _drop_tied_head(settings: Settings, named: dict[str, Source]) -> None:
     """A head that repeats the embedding goes. One that differs contradicts the config, and
     which of the two was meant cannot be known."""
     name = f"{HEAD}.weight"
@@ -193,20 +209,20 @@ def _drop_tied_head(settings: Settings, named: dict[str, SourceTensor]) -> None:
     del named[name]
 
 
-def _are_equal(a: SourceTensor, b: SourceTensor) -> bool:
+def _are_equal(a: Source, b: Source) -> bool:
     if a.shape != b.shape:
         return False
     pieces = (slice(at, at + _COMPARE_ROWS) for at in range(0, a.n_rows, _COMPARE_ROWS))
     return all(np.array_equal(a.rows(piece), b.rows(piece)) for piece in pieces)
 
 
-def _layer_parts(family: Family) -> dict[str, tuple[str, ...]]:
-    """What a layer consists of, in the order of the file."""
-    norms = family.norms
+def _layer_parts(settings: Settings) -> dict[str, tuple[str, ...]]:
+    """What a dense layer consists of, in the order of the file."""
+    family, norms, head_norm = settings.family, settings.family.norms, settings.head_norm
     parts: dict[str, tuple[str, ...]] = {norms.before_attention: ("dim",)}
     parts |= _with_fused(_ATTENTION, QKV, family)
-    if family.head_norm is not HeadNorm.NONE:
-        widths = ("q", "kv") if family.head_norm is HeadNorm.WHOLE else ("head", "head")
+    if head_norm is not HeadNorm.NONE:
+        widths = ("q", "kv") if head_norm is HeadNorm.WHOLE else ("head", "head")
         parts |= {name: (w,) for name, w in zip(family.head_norm_names, widths, strict=True)}
     parts |= {norms.after_attention: ("dim",), norms.before_mlp: ("dim",)}
     parts |= _with_fused(_MLP, GATE_UP, family)
@@ -225,17 +241,23 @@ def _with_fused(
 
 def _expected(settings: Settings, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     """Shapes by name, in the order of the file."""
-    parts = _layer_parts(settings.family)
+    parts, experts = _layer_parts(settings), settings.experts
     wanted: dict[str, tuple[int, ...]] = {f"{EMBEDDING}.weight": (sizes["vocab"], sizes["dim"])}
     for n in range(settings.n_layers):
         if settings.recurrence and settings.recurrence.is_recurrent[n]:
             wanted |= _recurrent_layer(settings, settings.recurrence, n, sizes)
             continue
+        has_experts = experts is not None and experts.has(n)
         for part, dims in parts.items():
+            if has_experts and part in _MLP:
+                continue
             shape = tuple(sizes[dim] for dim in dims)
             wanted[f"model.layers.{n}.{part}.weight"] = shape
             if part in settings.biased:
                 wanted[f"model.layers.{n}.{part}.bias"] = shape[:1]
+        if experts is not None and has_experts:
+            shapes = experts.parts(settings.dim)
+            wanted |= {f"model.layers.{n}.{part}": shape for part, shape in shapes.items()}
     wanted[f"{settings.family.final_norm}.weight"] = (sizes["dim"],)
     if not settings.is_tied:
         wanted[f"{HEAD}.weight"] = (sizes["vocab"], sizes["dim"])
@@ -254,11 +276,11 @@ def _recurrent_layer(
     return {f"model.layers.{n}.{part}": shape for part, shape in parts.items()}
 
 
-_Part = tuple[SourceTensor, int, tuple[int, ...]]  # (stored in, first row there, shape)
+_Part = tuple[Source, int, tuple[int, ...]]  # (stored in, first row there, shape)
 
 
 def _unfuse(
-    settings: Settings, named: Mapping[str, SourceTensor], wanted: Mapping[str, tuple[int, ...]]
+    settings: Settings, named: Mapping[str, Source], wanted: Mapping[str, tuple[int, ...]]
 ) -> dict[str, _Part]:
     parts: dict[str, _Part] = {}
     for name, tensor in named.items():
@@ -292,11 +314,12 @@ def _weight(
     settings: Settings,
     name: str,
     names: gguf.TensorNameMap,
-    source: SourceTensor,
+    source: Source,
     first: int,
     shape: Sequence[int],
 ) -> Weight:
-    new_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    stem = name.replace("e_score_correction_bias", "e_score_correction.bias")
+    new_name = names.get_name(stem, try_suffixes=(".weight", ".bias"))
     if new_name is None:
         raise UnsupportedError(f"tensor {name!r} has no name in a {settings.family.arch} file")
     heads = 0

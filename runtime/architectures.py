@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .experts import ExpertDefaults
+from .ops import Gating
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Architecture:
 
 
 _GRANITE = frozenset({"logit_scale", "residual_scale"})
+_NEXTN = frozenset({"nextn_predict_layers"})  # the last blocks predict further tokens: not run
 _MISTRAL3 = frozenset({"attention.temperature_scale", "rope.scaling.yarn_log_multiplier"})
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -41,6 +43,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         supports=frozenset({"logit_scale"}),
     ),
     "ernie4_5": Architecture(),
+    "ernie4_5-moe": Architecture(experts=ExpertDefaults(renormalize=True)),
     "exaone4": Architecture(local_every=4, rope_on_local_only=True),
     "gemma": Architecture(scales_embedding=True),
     "gemma3": Architecture(
@@ -51,6 +54,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         wide_query_layers=62,
     ),
     "glm4": Architecture(),
+    "glm4moe": Architecture(experts=ExpertDefaults(Gating.SIGMOID), supports=_NEXTN),
     "granite": Architecture(has_rope_switch=True, divides_logits=True, supports=_GRANITE),
     "hunyuan-dense": Architecture(),
     "lfm2": Architecture(recurrence="short convolution"),

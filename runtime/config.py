@@ -164,8 +164,13 @@ def _layers(
     rules = RopeRules(
         arch.local_rope_base, arch.plain_local_rope, has_two_lists=LONG_FACTORS in shapes
     )
-    layers = []
+    n_trunk = n_layers - keys.count("nextn_predict_layers", 0)
+    if n_trunk < 1:
+        raise FileFormatError(f"{keys.arch}.nextn_predict_layers leaves {n_trunk} layers")
+    layers: list[LayerConfig] = []
     for n, (h, kv, ffn, window) in enumerate(zip(heads, kv_heads, ffn_dims, windows, strict=True)):
+        if n == n_trunk:
+            break
         if kv and h % kv:
             raise FileFormatError(f"layer {n} has {h} heads, not a multiple of {kv} kv_heads")
         head_dim = _head_size(keys, "attention.key_length", window, dim, h)

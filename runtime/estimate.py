@@ -24,6 +24,7 @@ TILE_ROWS = 32
 ALIGNMENT = 64
 SPLIT_TOKENS = 256  # positions of one attention split
 SPLIT_ROWS = 16  # rows of a step up to which attention is split over positions
+SUM_BYTES = 256 << 10
 GATHERED_ROWS = 126  # of one expert at a time
 THREAD_BYTES = 192 << 10  # working space of a thread beside one row of the widest buffer: about
 
@@ -181,9 +182,10 @@ def arena_bytes(plan: Plan, pool_tokens: int, n_threads: int) -> int:
 
 
 def gathered_bytes(plan: Plan) -> int:
-    """Rows of one expert, copied to lie behind each other, in two planes."""
+    """Rows of one expert, copied to lie behind each other, in two planes; and sums of experts."""
     inputs = (plan.buffers[op.inputs[0]] for op in plan.ops if op.kind is OpKind.EXPERT_GLU)
-    return 2 * min(plan.max_rows, GATHERED_ROWS) * max((b.row_bytes for b in inputs), default=0)
+    rows = 2 * min(plan.max_rows, GATHERED_ROWS) * max((b.row_bytes for b in inputs), default=0)
+    return rows + SUM_BYTES if rows else 0
 
 
 def split_bytes(plan: Plan, pool_tokens: int) -> int:

@@ -25,10 +25,12 @@ _F16_BYTES = 2
 SIZES: dict[str, tuple[str, int, int, int]] = {
     "cohere2": ("Command R7B", 32, 8, 128),
     "ernie4_5": ("ERNIE 4.5 0.3B", 18, 2, 128),
+    "ernie4_5-moe": ("ERNIE 4.5 21B-A3B", 28, 4, 128),
     "exaone4": ("EXAONE 4.0 1.2B", 30, 8, 64),
     "gemma": ("Gemma 2B", 18, 1, 256),
     "gemma3": ("Gemma 3 270M", 18, 1, 256),
     "glm4": ("GLM-4 9B 0414", 40, 2, 128),
+    "glm4moe": ("GLM-4.5-Air", 46, 8, 128),
     "granite": ("Granite 3.3 2B", 40, 8, 64),
     "hunyuan-dense": ("Hunyuan 1.8B", 32, 4, 128),
     "llama": ("Llama 3.2 1B", 16, 8, 64),
@@ -37,9 +39,11 @@ SIZES: dict[str, tuple[str, int, int, int]] = {
     "olmo2": ("OLMo 2 1B", 16, 16, 128),
     "phi3": ("Phi-4-mini", 32, 8, 128),
     "qwen2": ("Qwen2.5 0.5B", 24, 2, 64),
+    "qwen2moe": ("Qwen1.5-MoE A2.7B", 24, 16, 128),
     "qwen2vl": ("Qwen2-VL 2B", 28, 2, 128),
     "qwen3": ("Qwen3 0.6B", 28, 8, 128),
     "qwen35": ("Qwen3.5 4B", 8, 4, 256),
+    "qwen3moe": ("Qwen3-30B-A3B", 48, 4, 128),
     "qwen3vl": ("Qwen3-VL 2B", 28, 8, 128),
     "smollm3": ("SmolLM3 3B", 36, 4, 128),
 }
@@ -53,6 +57,7 @@ _HEAD_NORMS = {
     HeadNorm.HEADS: "head norms",
     HeadNorm.WHOLE: "norms of whole q and k",
     HeadNorm.AFTER_ROPE: "head norms after rope",
+    HeadNorm.WHERE_PRESENT: "head norms where present",
 }
 _SCALES = {
     "attention.temperature_scale": "query temperature",
@@ -102,6 +107,7 @@ def _layers(name: str) -> str:
         "rope of pairs" if options["style"] is RopeStyle.PAIR else "rope of halves",
         _HEAD_NORMS.get(options.get("head_norm", HeadNorm.NONE), ""),
         "scaled embedding" if arch.scales_embedding else "",
+        "experts" if arch.experts else "",
         *(said for key, said in _SCALES.items() if key in arch.supports),
     ]
     return ", ".join(part for part in parts if part)

@@ -178,7 +178,8 @@ def record_model(recipe: Mapping[str, Any], text: Path, folder: Path) -> Recorde
     model = model_class(config).float()
     norm_centre = recipe.get("norm_centre", 1.0)  # 0 where the model adds 1
     with torch.no_grad():
-        for key, values in model.named_parameters():
+        buffers = ((k, v) for k, v in model.named_buffers() if k.endswith("correction_bias"))
+        for key, values in (*model.named_parameters(), *buffers):
             # Constant initial values would hide a missing bias or a misplaced "+1".
             std = 0.3 if values.ndim == 1 else values.shape[-1] ** -0.5
             centre = norm_centre if key.endswith("norm.weight") else 0.0

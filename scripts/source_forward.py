@@ -15,6 +15,7 @@ import numpy as np
 from martlet.quant.checkpoint import Checkpoint
 from martlet.quant.convert_config import Settings
 from martlet.quant.convert_families import Family, HeadNorm
+from martlet.scripts.source_experts import experts_forward
 from martlet.scripts.source_recurrent import LAYERS as RECURRENT
 from martlet.scripts.source_recurrent import sigmoid
 
@@ -41,7 +42,7 @@ def source_logits(
             x = x + mixed + _mlp(source, at, normed)
         else:
             x = x + mixed * residual_scale
-            fed = _mlp(source, at, source.norm(x, at, norms.before_mlp))
+            fed = _fed(source, config, n, source.norm(x, at, norms.before_mlp))
             x = x + source.norm(fed, at, norms.after_mlp) * residual_scale
         checkpoint.drop_pages()
     x = source.norm(x, "", family.final_norm.removeprefix("model."))
@@ -125,7 +126,7 @@ def _mixed(source: _Source, config: Mapping[str, Any], n: int, x: np.ndarray) ->
 
 def _attention(source: _Source, config: Mapping[str, Any], n: int, x: np.ndarray) -> np.ndarray:
     s, at = source.settings, f"layers.{n}."
-    order = s.family.head_norm
+    order = s.head_norm
 
     def normed(q: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         q_name, k_name = s.family.head_norm_names
@@ -165,14 +166,32 @@ def _attention(source: _Source, config: Mapping[str, Any], n: int, x: np.ndarray
 
 
 def _mlp(source: _Source, at: str, x: np.ndarray) -> np.ndarray:
-    gate = source.linear(x, f"{at}mlp.gate_proj")
-    if source.settings.family.activation != "silu":  # the tanh form of GELU
-        inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
-        gate = 0.5 * gate * (1 + np.tanh(inner))
-    else:
-        gate = gate / (1 + np.exp(-gate))
+    gate = _activated(source, source.linear(x, f"{at}mlp.gate_proj"))
     return source.linear(
         (gate * source.linear(x, f"{at}mlp.up_proj")).astype(np.float32), f"{at}mlp.down_proj"
+    )
+
+
+def _activated(source: _Source, x: np.ndarray) -> np.ndarray:
+    if source.settings.family.activation == "silu":
+        return x / (1 + np.exp(-x))
+    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)  # the tanh form of GELU
+    return 0.5 * x * (1 + np.tanh(inner))
+
+
+def _fed(source: _Source, config: Mapping[str, Any], n: int, x: np.ndarray) -> np.ndarray:
+    """What layer n adds besides its attention."""
+    experts, at = source.settings.experts, f"layers.{n}."
+    if experts is None or not experts.has(n):
+        return _mlp(source, at, x)
+    return experts_forward(
+        x,
+        at,
+        experts,
+        config,
+        source.linear,
+        lambda name: source.rows(name, slice(None)).reshape(-1),
+        lambda gate: _activated(source, gate),
     )
 
 

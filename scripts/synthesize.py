@@ -4,6 +4,7 @@ Owns the random tensors; shapes and formats are in shapes.py, the writing in qua
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -105,11 +106,11 @@ def random_tensor(fmt: Format, size: tuple[int, ...], rng: np.random.Generator) 
     if len(size) == 1:
         return np.ones(size, np.float32).view(np.uint8)
     out = np.empty(fmt.data_bytes(size), np.uint8)
-    n_weights = size[0] * size[1]
+    n_weights = math.prod(size)
     for start in range(0, n_weights, PIECE_WEIGHTS):
         n_piece = min(n_weights - start, PIECE_WEIGHTS)
         at, n_bytes = fmt.data_bytes((start,)), fmt.data_bytes((n_piece,))
-        out[at : at + n_bytes] = random_weights(fmt.name, n_piece, rng, size[1] ** -0.5)
+        out[at : at + n_bytes] = random_weights(fmt.name, n_piece, rng, size[-1] ** -0.5)
     return out
 
 

@@ -25,10 +25,17 @@ _GELU = Activation.GELU_TANH
 RECORDERS: dict[str, Recorder] = {
     "cohere2": partial(dense.parallel, style=PAIR),
     "ernie4_5": partial(dense.pre_norm, style=PAIR),
+    "ernie4_5-moe": partial(dense.pre_norm, style=PAIR),
     "exaone4": partial(dense.post_norm, style=HALF, head_norm=HeadNorm.HEADS),
     "gemma": partial(dense.pre_norm, style=HALF, activation=_GELU),
     "gemma3": partial(dense.sandwich, style=HALF, activation=_GELU, head_norm=HeadNorm.HEADS),
     "glm4": partial(dense.sandwich, style=PAIR),
+    "glm4moe": partial(
+        dense.pre_norm,
+        style=HALF,
+        head_norm=HeadNorm.WHERE_PRESENT,
+        mlp_norm="post_attention_norm",
+    ),
     "granite": partial(dense.pre_norm, style=PAIR),
     "hunyuan-dense": partial(dense.pre_norm, style=HALF, head_norm=HeadNorm.AFTER_ROPE),
     "lfm2": recurrent.lfm2,

@@ -25,6 +25,7 @@ class HeadNorm(Enum):
     HEADS = 1  # of every head, before rope
     WHOLE = 2  # of all heads at once, before rope
     AFTER_ROPE = 3  # of every head, after rope
+    WHERE_PRESENT = 4  # as HEADS, in files that have them
 
 
 @dataclass
@@ -218,7 +219,8 @@ class Recording:
 
     def _head_norms(self, n: int, head_norm: HeadNorm) -> tuple[int, int]:
         """Weights for queries and for keys."""
-        if head_norm is HeadNorm.NONE:
+        has_norm = self.weights.shape(f"blk.{n}.attn_q_norm.weight") is not None
+        if head_norm is HeadNorm.NONE or (head_norm is HeadNorm.WHERE_PRESENT and not has_norm):
             return -1, -1
         layer = self.config.layers[n]
         q_heads, k_heads = (1, 1)

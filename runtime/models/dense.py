@@ -17,12 +17,13 @@ def pre_norm(
     *,
     activation: Activation = Activation.SILU,
     head_norm: HeadNorm = HeadNorm.NONE,
+    mlp_norm: str = "ffn_norm",
 ) -> None:
     """x += attention(norm(x)); x += mlp(norm(x))."""
     x = r.embed()
     for n in range(r.config.n_layers):
         r.attention(n, r.norm(x, f"blk.{n}.attn_norm"), style, head_norm=head_norm, add_to=x)
-        r.feed_forward(n, r.norm(x, f"blk.{n}.ffn_norm"), activation, add_to=x)
+        r.feed_forward(n, r.norm(x, f"blk.{n}.{mlp_norm}"), activation, add_to=x)
     r.logits(x)
 
 

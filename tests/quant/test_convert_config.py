@@ -143,7 +143,7 @@ def test_llama3_scaling_becomes_divisors() -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM"),
+        ({"architectures": ["JambaForCausalLM"]}, "JambaForCausalLM"),
         ({"architectures": None}, "architectures is None"),
         ({"architectures": [["x"]]}, "architectures"),
         ({"hidden_act": "gelu"}, "'gelu'"),

@@ -83,3 +83,12 @@ def test_what_is_not_computed_is_refused() -> None:
         layers(expert_gating_func=4)
     with pytest.raises(UnsupportedError, match=r"qwen3\.expert_count is 5: experts"):
         layers("qwen3", expert_count=5)
+
+
+def test_blocks_that_predict_further_tokens_are_no_layers() -> None:
+    changes = {"nextn_predict_layers": 1, "expert_weights_norm": True}
+    found = layers("glm4moe", **changes)
+    assert len(found) == DIMS.n_layers - 1
+    assert found[-1].experts == Experts(5, 2, 512, 0, Gating.SIGMOID, True, 1.0, 1, 1)
+    with pytest.raises(FileFormatError, match="leaves 0 layers"):
+        layers("glm4moe", nextn_predict_layers=4)
