@@ -31,6 +31,7 @@ class ExpertKeys:
     dim: str = ""  # the width of an expert; "": that of a dense layer
     shared_dim: str = ""  # the width of the shared expert, or …
     shared_count: str = ""  # … how many there are, each as wide as the others
+    tells_shared_dim: bool = False  # their width in all, too
     first: str = ""  # layers before are dense
     every: str = ""  # of the others, each so manieth has experts
     normalizes: bool | None = None  # what readers take for granted; None: they read a key
@@ -112,6 +113,8 @@ def read_experts(
     if keys.shared_count:
         metadata["expert_shared_count"] = count(keys.shared_count)
         shared_dim = dim * metadata["expert_shared_count"]
+        if keys.tells_shared_dim:
+            metadata["expert_shared_feed_forward_length"] = shared_dim
     first, every = 0, 1
     if keys.first:
         first = metadata["leading_dense_block_count"] = count(keys.first)

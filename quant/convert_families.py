@@ -318,6 +318,7 @@ _ERNIE4_5_MOE = Family(
         used="moe_k",
         dim="moe_intermediate_size",
         shared_count="moe_num_shared_experts",
+        tells_shared_dim=True,
         first="moe_layer_start_index",
         every="moe_layer_interval",
         normalizes=True,

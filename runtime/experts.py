@@ -80,10 +80,9 @@ def _layer(keys: Keys, defaults: ExpertDefaults, count: int, dim: int) -> Expert
 
 
 def _shared_dim(keys: Keys, dim: int) -> int:
-    """Shared experts are as wide as the others, and lie side by side as one."""
+    """Of all shared experts, which lie side by side as one; by default as wide as the others."""
     n_shared = keys.count("expert_shared_count", 0)
-    width = keys.count("expert_shared_feed_forward_length", 0)
-    return width * max(n_shared, 1) if width else n_shared * dim
+    return keys.count("expert_shared_feed_forward_length", 0) or n_shared * dim
 
 
 def _gating(keys: Keys, default: Gating) -> Gating:

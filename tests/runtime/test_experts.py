@@ -47,6 +47,8 @@ def test_keys_come_before_defaults() -> None:
     found = experts(**changes)
     assert found == Experts(8, 2, 512, 3 * 512, Gating.SIGMOID, False, 2.5, 4, 2)
     assert experts(expert_weights_scale=0.0).scale == 1.0
+    both = experts("ernie4_5-moe", expert_shared_count=2, expert_shared_feed_forward_length=96)
+    assert both.shared_dim == 96  # of both together
 
 
 @pytest.mark.parametrize(
