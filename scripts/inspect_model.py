@@ -3,8 +3,9 @@ Owns the summary and its two forms; must not know how the file is parsed."""
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from martlet.scripts import options
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from martlet.runtime.config import LayerConfig
 
 KV_VALUE_BYTES = 2  # the cache holds float16
+EXPERT_TENSOR = re.compile(r"blk\.(\d+)\.ffn_\w+_exps\.")
 SHOWN_ITEMS = 8
 SHOWN_CHARS = 100
 
@@ -90,7 +92,27 @@ def model_summary(file: GGUFFile) -> dict[str, Any]:
         "window_layers": sum(layer.window > 0 for layer in layers),
         "window": max((layer.window for layer in layers), default=0),
         "kv_bytes_per_token": kv_bytes_per_token(layers),
+        "experts": experts_summary(file, layers),
         "chat_template": "tokenizer.chat_template" in file.metadata,
+    }
+
+
+def experts_summary(file: GGUFFile, layers: Sequence[LayerConfig]) -> dict[str, Any] | None:
+    """How many experts there are and a token uses, and the weights that it meets at most."""
+    found = [layer.experts for layer in layers if layer.experts]
+    if not found:
+        return None
+    active = 0
+    for tensor in file.tensors.values():
+        match = EXPERT_TENSOR.match(tensor.name)
+        experts = layers[int(match[1])].experts if match and int(match[1]) < len(layers) else None
+        share = experts.used / experts.count if experts else 1.0
+        active += round(tensor.n_weights * share)
+    return {
+        "layers": len(found),
+        "count": spread(experts.count for experts in found),
+        "used": spread(experts.used for experts in found),
+        "weights_active": active,
     }
 
 
@@ -154,6 +176,12 @@ def headline(summary: dict[str, Any]) -> list[str]:
         window = f", window {model['window']} on {model['window_layers']} of them"
     lines.append(f"{model['name']} ({model['architecture']})".translate(CONTROLS))
     lines.append(f"{model['layers']} layers{window}, dim {model['dim']}, ffn {model['ffn_dim']}")
+    if experts := model["experts"]:
+        active = f"{experts['weights_active']:,} of {summary['weights']['weights']:,} weights"
+        lines.append(
+            f"{experts['used']} of {experts['count']} experts on {experts['layers']} layers: "
+            f"a token meets {active}"
+        )
     lines.append(f"vocabulary {model['vocab_size']:,}, context {model['context_train']:,}")
     heads = f"{model['heads']} heads, {model['kv_heads']} kv heads of {model['head_dim']}"
     lines.append(f"{model['attention']} attention: {heads}")

@@ -6,8 +6,15 @@ from pathlib import Path
 import pytest
 from martlet.quant.gguf_file import GGUFFile
 from martlet.runtime.config import LayerConfig, Rope
-from martlet.scripts.inspect_model import attention_kind, kv_bytes_per_token, plain, summarize
+from martlet.scripts.inspect_model import (
+    attention_kind,
+    headline,
+    kv_bytes_per_token,
+    plain,
+    summarize,
+)
 
+from ..recorded import gguf_of
 from .conftest import Martlet
 from .tiny_file import DIMS
 
@@ -79,3 +86,13 @@ def test_a_file_martlet_cannot_run_is_still_shown(martlet: Martlet, tmp_path: Pa
     assert "not supported" in done.stdout
     assert "mamba" in done.stdout
     assert "\x1b" not in done.stdout
+
+
+def test_weights_that_a_token_meets() -> None:
+    with GGUFFile.open(gguf_of("glm4moe")) as file:
+        summary = summarize(file)
+    # one dense layer, one where 3 of 8 experts of 3 x 32 x 32 weights are used
+    expected = {"layers": 1, "count": 8, "used": 3, "weights_active": 64_200 - 5 * 3 * 32 * 32}
+    assert summary["model"]["experts"] == expected
+    assert summary["weights"]["weights"] == 64_200
+    assert "3 of 8 experts on 1 layers" in "\n".join(headline(summary))
