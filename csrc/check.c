@@ -189,7 +189,8 @@ static int check_rope_kv(const mt_plan *p, const mt_op *op, const mt_buffer *out
 
 static int check_attention(const mt_plan *p, const mt_op *op, const mt_buffer *any) {
     const mt_buffer *qkv = buffer_of(p, op->in[0], MT_BUF_F32);
-    if (op->i[5] < 0 || !check_kv(p, op, op->i[4], qkv) || !same_rows(qkv, any, qkv->width))
+    if (op->i[5] < 0 || !(op->f[1] >= 0.0f) || !check_kv(p, op, op->i[4], qkv) ||
+        !same_rows(qkv, any, qkv->width))
         return 0;
     if (p->kv_layers[op->i[4]].is_windowed && !op->i[5]) return 0;
     return any->width == op->i[0] * op->i[3] && (any->kind == MT_BUF_F32 || op->i[3] % 32 == 0);

@@ -46,6 +46,7 @@ typedef struct mt_attn_rows {
     int32_t n;      /* query vectors, at most MT_ATTN_MAX_ROWS */
     const float *q; /* (n, head_dim) */
     float scale;
+    float cap;                       /* scores are cap * tanh(score / cap); 0: as they are */
     int32_t begin[MT_ATTN_MAX_ROWS]; /* visible positions [begin, end) of each */
     int32_t end[MT_ATTN_MAX_ROWS];
 } mt_attn_rows;

@@ -161,14 +161,15 @@ static inline vf exp_below(vf x) {
     return vf_select_lt(x, low, vf_set1(0.0f), vf_scale2(p, n));
 }
 
-/* Scales the scores of a row that sees [begin, end), counted from s, and returns their maximum;
+/* Scales, and where asked for caps, the scores of a row that sees [begin, end), counted from s, and returns their maximum;
  * what it does not see of its first and last 16 becomes -infinity. */
-static inline float scale_row(float *s, int32_t begin, int32_t end, vf scale) {
+static inline float scale_row(float *s, int32_t begin, int32_t end, vf scale, float cap) {
     static const float lanes[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const vf never = vf_set1(-INFINITY), lane = vf_load(lanes);
     vf top = never;
     for (int32_t t = down16(begin); t < end; t += 16) {
         vf x = vf_mul(vf_load(s + t), scale);
+        if (cap > 0.0f) x = soft_cap(x, cap);
         if (t < begin) x = vf_select_lt(lane, vf_set1((float)(begin - t)), never, x);
         if (t + 16 > end) x = vf_select_lt(lane, vf_set1((float)(end - t)), x, never);
         vf_store(s + t, x);
@@ -197,7 +198,7 @@ static void weigh_tile(const split_view *s, int first, int n, float *m, float *l
     for (int r = first; r < first + n; r++)
         if (s->begin[r] < s->end[r])
             m[r] = scale_row(s->scores + (size_t)r * MT_SPLIT, s->begin[r] - s->start,
-                             s->end[r] - s->start, scale);
+                             s->end[r] - s->start, scale, s->rows->cap);
     const int32_t low = down16(tile.low) - s->start, high = up16(tile.high) - s->start;
     for (int r = first; r < first + n; r++) {
         float *row = s->scores + (size_t)r * MT_SPLIT;

@@ -212,18 +212,19 @@ static void add(const float *x, int n, float *out) {
         store_part(out + i, vf_add(load_part(out + i, n - i), load_part(x + i, n - i)), n - i);
 }
 
-/* tanh(z) = (1 - e) / (1 + e) with e = exp(-2 z). The product by 0 keeps what is NaN. */
+/* cap * tanh(x / cap); tanh(z) = (1 - e) / (1 + e) with e = exp(-2 z). The product by 0 keeps what
+ * is NaN. */
+static inline vf soft_cap(vf x, float cap) {
+    const vf one = vf_set1(1.0f), e = vf_exp(vf_mul(x, vf_set1(-2.0f / cap)));
+    const vf tanh = vf_div(vf_sub(one, e), vf_add(one, e));
+    return vf_fma(x, vf_set1(0.0f), vf_mul(tanh, vf_set1(cap)));
+}
+
 static void scale(const float *x, int n, float scale, float cap, float *out) {
-    const vf one = vf_set1(1.0f), zero = vf_set1(0.0f), factor = vf_set1(scale);
-    const vf minus_two = vf_set1(cap > 0.0f ? -2.0f / cap : 0.0f);
+    const vf factor = vf_set1(scale);
     for (int i = 0; i < n; i += 16) {
-        vf y = vf_mul(load_part(x + i, n - i), factor);
-        if (cap > 0.0f) {
-            const vf e = vf_exp(vf_mul(y, minus_two));
-            const vf tanh = vf_div(vf_sub(one, e), vf_add(one, e));
-            y = vf_fma(y, zero, vf_mul(tanh, vf_set1(cap)));
-        }
-        store_part(out + i, y, n - i);
+        const vf y = vf_mul(load_part(x + i, n - i), factor);
+        store_part(out + i, cap > 0.0f ? soft_cap(y, cap) : y, n - i);
     }
 }
 

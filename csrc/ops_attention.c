@@ -38,6 +38,7 @@ static void view_item(const mt_engine *e, const mt_op *op, int item, float *q, i
     };
     v->rows.n = tile.n * v->group;
     v->rows.scale = op->f[0];
+    v->rows.cap = op->f[1];
     v->rows.q = q;
     v->low = INT32_MAX;
     v->high = 0;

@@ -26,8 +26,6 @@ _LAYER_KINDS = ("full_attention", _LOCAL)
 # Keys that change the arithmetic in ways that nothing here implements, and the values that do not.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "quantization_config": (),
-    "attn_logit_softcapping": (),
-    "final_logit_softcapping": (),
     "use_bidirectional_attention": (False,),
     "use_sliding_window": (False,),
     "is_causal": (True,),
@@ -36,6 +34,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "num_nextn_predict_layers": (0,),
     "rotary_pct": (1, 1.0),
 }
+_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _MAX_LAYERS = 4096  # a bound on what a hostile file can make us list; readers have the same
 
 
@@ -60,6 +59,7 @@ class Settings:
     rope: RopeKeys  # of global layers
     local_rope_base: float | None  # of local layers, where it is another one
     scales: Mapping[str, float]  # by the GGUF's key
+    caps: Mapping[str, float]  # soft caps by the GGUF's key; 0: none
     query_scale: float  # scores are multiplied by it
     recurrence: Recurrence | None  # of layers without attention
     head_norm: HeadNorm
@@ -89,6 +89,7 @@ class Settings:
             ),
             **self.rope.metadata,
             **self.scales,
+            **self.caps,
             **(self.experts.metadata if self.experts else {}),
         }
         if self.recurrence:
@@ -157,6 +158,7 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
         rope=rope_keys(keys.values, head_dim, context, family.rope_settings),
         local_rope_base=_local_rope_base(keys) if family.plain_local_rope else None,
         scales=scales,
+        caps={key: _cap(keys.values, key) for key in family.caps},
         query_scale=query_scale,
         recurrence=recurrence,
         head_norm=_head_norm(keys, family),
@@ -167,6 +169,11 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
 def _head_norm(keys: _Config, family: Family) -> HeadNorm:
     key = family.optional_head_norm
     return HeadNorm.HEADS if key and keys.values.get(key) else family.head_norm
+
+
+def _cap(config: Mapping[str, Any], key: str) -> float:
+    """A null, which takes the place of a default, says that there is none."""
+    return 0.0 if config.get(key) is None else positive(key, config[key])
 
 
 def _biased(keys: _Config, family: Family) -> tuple[str, ...]:
@@ -211,6 +218,9 @@ def _family(config: Mapping[str, Any]) -> Family:
 
 
 def _refuse_unsupported(given: Mapping[str, Any], family: Family) -> None:
+    for key in _CAPS:
+        if key in given and key not in family.caps:
+            raise UnsupportedError(f"config.json: {key} is {given[key]!r}, which is not supported")
     for key, neutral in _NEUTRAL.items():
         if (family.experts and key in family.experts.count) or (
             family.drops_nextn and key == "num_nextn_predict_layers"

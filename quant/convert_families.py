@@ -80,6 +80,7 @@ class Family:
         default_factory=lambda: {"attention_bias": _ATTENTION, "mlp_bias": _MLP}
     )  # projections that have one where a key says so
     scales: Mapping[str, str] = field(default_factory=dict)  # keys of config.json and of the GGUF
+    caps: tuple[str, ...] = ()  # keys of soft caps that the GGUF has under the same name
     divides_logits: bool = False  # by their scale, instead of multiplying
     wide_query_layers: int = 0  # with so many layers the query scale is that of dim / heads
     experts: ExpertKeys | None = None  # None: every layer is dense
@@ -222,6 +223,29 @@ _GEMMA = Family(
     norm_offset=1.0,
     scales_embedding=True,
     defaults=_defaults(8192, 1e-6, tie_word_embeddings=True, head_dim=256),
+)
+_GEMMA2 = Family(
+    "gemma2",
+    activation=_GELU,
+    norms=_SANDWICH,
+    norm_offset=1.0,
+    scales_embedding=True,
+    windows=Windows.LAYERS,
+    wide_query_layers=46,
+    caps=("attn_logit_softcapping", "final_logit_softcapping"),
+    defaults=_defaults(
+        8192,
+        1e-6,
+        tie_word_embeddings=True,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=256,
+        query_pre_attn_scalar=256,
+        sliding_window=4096,
+        sliding_window_pattern=2,
+        attn_logit_softcapping=50.0,
+        final_logit_softcapping=30.0,
+    ),
 )
 _PHI3 = Family(
     "phi3",
@@ -409,6 +433,7 @@ FAMILIES: dict[str, Family] = {
     "Gemma3ForCausalLM": _GEMMA3,
     "Gemma3ForConditionalGeneration": _GEMMA3,
     "GemmaForCausalLM": _GEMMA,
+    "Gemma2ForCausalLM": _GEMMA2,
     "Phi3ForCausalLM": _PHI3,
     "SmolLM3ForCausalLM": _SMOLLM3,
     "GraniteForCausalLM": _GRANITE,

@@ -26,6 +26,8 @@ class Architecture:
     is_centered: bool = False  # norms are LayerNorms
     divides_logits: bool = False  # by logit_scale, instead of multiplying
     experts: ExpertDefaults | None = None  # None: no file has any
+    attention_cap: float = 0.0  # scores are cap * tanh(score / cap), where the file says nothing
+    logit_cap: float = 0.0  # the same of logits
     recurrence: str = ""  # of layers without kv_heads: a row of recurrence.READERS
     attention_every: int = 0  # full_attention_interval: layer l has it when (l + 1) mod n = 0
     supports: frozenset[str] = frozenset()  # of config.RESTRICTED
@@ -46,6 +48,14 @@ ARCHITECTURES: dict[str, Architecture] = {
     "ernie4_5-moe": Architecture(experts=ExpertDefaults(renormalize=True)),
     "exaone4": Architecture(local_every=4, rope_on_local_only=True),
     "gemma": Architecture(scales_embedding=True),
+    "gemma2": Architecture(
+        scales_embedding=True,
+        window=4096,
+        local_every=2,
+        wide_query_layers=46,
+        attention_cap=50.0,
+        logit_cap=30.0,
+    ),
     "gemma3": Architecture(
         scales_embedding=True,
         local_every=6,

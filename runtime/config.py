@@ -26,7 +26,6 @@ _MAX_LAYERS = 4096  # a bound on what a hostile file can make us allocate
 # an architecture does not list as supported are refused.
 RESTRICTED: dict[str, tuple[str, float]] = {
     "nextn_predict_layers": ("multi-token prediction blocks", 0),
-    "attn_logit_softcapping": ("soft-capped attention scores", 0),
     "logit_scale": ("scaled logits", 1),
     "residual_scale": ("scaled residuals", 1),
     "attention.temperature_scale": ("queries scaled by position", 0),
@@ -60,6 +59,7 @@ class ModelConfig:
     pooling_type: int = 0
     """How a text becomes one vector, as files number it (pooling.py); 0: they do not say."""
     is_centered: bool = False  # norms are LayerNorms
+    attention_cap: float = 0.0  # scores are cap * tanh(score / cap); 0: as they are
     logit_scale: float = 1.0
     logit_cap: float = 0.0  # logits are cap * tanh(logits / cap); 0: as they are
     temperature: float = 0.0  # queries at position p grow by temperature * ln(1 + p // span)
@@ -104,7 +104,8 @@ class ModelConfig:
             pooling_type=keys.count("pooling_type", 0),
             is_centered=habits.is_centered,
             logit_scale=1 / logit_scale if habits.divides_logits else logit_scale,
-            logit_cap=keys.number("final_logit_softcapping", 0.0),
+            attention_cap=_cap(keys, "attn_logit_softcapping", habits.attention_cap),
+            logit_cap=_cap(keys, "final_logit_softcapping", habits.logit_cap),
             temperature=temperature,
             temperature_span=original_context(keys) if temperature else 0,
             recurrence=READERS[habits.recurrence](keys),
@@ -126,6 +127,13 @@ def _norm_eps(keys: Keys, arch: Architecture) -> float:
     if eps < 0:  # a root of a negative number would make every logit NaN
         raise FileFormatError(f"{keys.arch}.{key} is {eps:g}, expected at least 0")
     return eps
+
+
+def _cap(keys: Keys, key: str, default: float) -> float:
+    cap = keys.number(key, default)
+    if cap < 0:
+        raise FileFormatError(f"{keys.arch}.{key} is {cap:g}, expected at least 0")
+    return cap
 
 
 def _attention_scale(

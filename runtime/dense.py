@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from .config import ModelConfig
-from .executors.reference import ReferenceExecutor, Run
+from .executors.reference import ReferenceExecutor, Run, soft_capped
 from .models import record_plan
 from .ops import BufferKind, KvType, OpKind
 from .plan import Op
@@ -114,15 +114,16 @@ class DenseRunner(ReferenceExecutor):
     def _attention(self, run: Run, op: Op) -> None:
         q, k, v = run.split_qkv(op)
         window, scale = op.int_of("window"), np.float32(op.float_of("scale"))
+        cap = op.float_of("cap")
         out = np.empty((len(q), q.shape[1] * v.shape[2]), np.float32)
         for start, end in pairwise(run.step.seq_start):
             rows = slice(start, end)
-            out[rows] = _causal(q[rows], k[rows], v[rows], scale, window)
+            out[rows] = _causal(q[rows], k[rows], v[rows], scale, cap, window)
         run.store(op, out)
 
 
 def _causal(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: np.float32, window: int
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: np.float32, cap: float, window: int
 ) -> np.ndarray:
     """Attention of a whole sequence over itself: q (n, heads, dim), k and v (n, kv_heads, dim)."""
     n, heads, dim = q.shape
@@ -133,7 +134,7 @@ def _causal(
     out = np.empty((n, kv_heads, heads // kv_heads, v.shape[2]), np.float32)
     for h in range(kv_heads):
         for g in range(heads // kv_heads):
-            scores = (grouped[:, h, g] @ k[:, h].T) * scale
+            scores = soft_capped((grouped[:, h, g] @ k[:, h].T) * scale, cap)
             scores[hidden] = -np.inf
             weights = np.exp(scores - scores.max(axis=1, keepdims=True))
             out[:, h, g] = (weights @ v[:, h]) / weights.sum(axis=1, keepdims=True)

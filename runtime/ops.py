@@ -11,7 +11,7 @@ from enum import IntEnum
 
 import numpy as np
 
-ABI_VERSION = 11
+ABI_VERSION = 12
 Q8_BLOCK = 32  # activations share one scale per 32 values
 FLAG_ACCUMULATE = 1
 
@@ -134,6 +134,7 @@ class OpSpec:
     weights: tuple[str, ...] = ()
     ints: tuple[str, ...] = ()
     floats: tuple[str, ...] = ()
+    unsaid: tuple[str, ...] = ()  # attributes that a printed plan leaves out where they are 0
     meaning: str = ""
 
 
@@ -196,9 +197,11 @@ OPS: dict[OpKind, OpSpec] = {
             OpKind.ATTENTION,
             inputs=("qkv",),
             ints=("heads", "kv_heads", "head_dim", "value_dim", "kv_layer", "window"),
-            floats=("scale",),
+            floats=("scale", "cap"),
+            unsaid=("cap",),
             meaning="causal attention of each row over the cached positions of its sequence, "
-            "p - window < position <= p (window 0: all); out (n, heads * value_dim)",
+            "p - window < position <= p (window 0: all); scores are scale * q k, then where cap "
+            "is not 0, cap * tanh(score / cap); out (n, heads * value_dim)",
         ),
         OpSpec(
             OpKind.GLU,

@@ -193,7 +193,11 @@ class Plan:
             if w >= 0
         ]
         attributes = [f"{k}={v}" for k, v in zip(spec.ints, op.ints, strict=True)]
-        attributes += [f"{k}={v:.6g}" for k, v in zip(spec.floats, op.floats, strict=True)]
+        attributes += [
+            f"{k}={v:.6g}"
+            for k, v in zip(spec.floats, op.floats, strict=True)
+            if v or k not in spec.unsaid
+        ]
         sign = "+=" if op.accumulate else "="
         writes = ", ".join(f"{b.name}:{b.kind.name.lower()}[{b.shape_text}]" for b in outs)
         args = ", ".join(reads + attributes)

@@ -249,12 +249,19 @@ class PlanBuilder:
         return self._record(Op(OpKind.ROPE_KV, qkv, (qkv, trig), (q_norm, k_norm), ints, floats))
 
     def attention(
-        self, qkv: int, *, kv_layer: int, heads: int, scale: float, window: int = 0
+        self,
+        qkv: int,
+        *,
+        kv_layer: int,
+        heads: int,
+        scale: float,
+        cap: float = 0.0,
+        window: int = 0,
     ) -> int:
         kv = self.kv_layers[kv_layer]
         out = self._buffer("attention", heads * kv.value_dim)
         ints = (heads, kv.kv_heads, kv.head_dim, kv.value_dim, kv_layer, window)
-        return self._record(Op(OpKind.ATTENTION, out, (qkv,), ints=ints, floats=(scale,)))
+        return self._record(Op(OpKind.ATTENTION, out, (qkv,), ints=ints, floats=(scale, cap)))
 
     def glu(self, gate_up: int, activation: Activation) -> int:
         out = self._buffer("glu", self.buffers[gate_up].width // 2)

@@ -28,6 +28,7 @@ SIZES: dict[str, tuple[str, int, int, int]] = {
     "ernie4_5-moe": ("ERNIE 4.5 21B-A3B", 28, 4, 128),
     "exaone4": ("EXAONE 4.0 1.2B", 30, 8, 64),
     "gemma": ("Gemma 2B", 18, 1, 256),
+    "gemma2": ("Gemma 2 2B", 26, 4, 256),
     "gemma3": ("Gemma 3 270M", 18, 1, 256),
     "glm4": ("GLM-4 9B 0414", 40, 2, 128),
     "glm4moe": ("GLM-4.5-Air", 46, 8, 128),
@@ -108,6 +109,7 @@ def _layers(name: str) -> str:
         _HEAD_NORMS.get(options.get("head_norm", HeadNorm.NONE), ""),
         "scaled embedding" if arch.scales_embedding else "",
         "experts" if arch.experts else "",
+        "soft caps" if arch.attention_cap or arch.logit_cap else "",
         *(said for key, said in _SCALES.items() if key in arch.supports),
     ]
     return ", ".join(part for part in parts if part)

@@ -48,7 +48,12 @@ def source_logits(
     x = source.norm(x, "", family.final_norm.removeprefix("model."))
     logits = source.linear(x, "embed_tokens" if settings.is_tied else "lm_head")
     logit_scale = scales.get("logit_scale", 1.0)
-    return logits * np.float32(1 / logit_scale if family.divides_logits else logit_scale)
+    logits = logits * np.float32(1 / logit_scale if family.divides_logits else logit_scale)
+    return _capped(logits, settings.caps.get("final_logit_softcapping", 0.0))
+
+
+def _capped(x: np.ndarray, cap: float) -> np.ndarray:
+    return np.tanh(x / cap) * cap if cap else x
 
 
 class _Source:
@@ -151,6 +156,7 @@ def _attention(source: _Source, config: Mapping[str, Any], n: int, x: np.ndarray
         q = q * (1 + beta * np.log(1 + np.arange(len(x)) // span))[:, None, None]
     k, v = (a.repeat(s.heads // s.kv_heads, axis=1) for a in (k, v))
     scores = np.einsum("qhd,khd->hqk", q, k) * s.query_scale
+    scores = _capped(scores, s.caps.get("attn_logit_softcapping", 0.0))
     distance = np.arange(len(x))[:, None] - np.arange(len(x))
     visible = distance >= 0
     if s.is_local[n]:

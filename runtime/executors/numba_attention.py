@@ -14,7 +14,7 @@ import numpy as np
 from martlet.quant.kernel_cache import cached_kernel
 from numba import njit, prange
 
-from .numba_math import Q8Views, exp, helper, quantize_planes, store_upto
+from .numba_math import Q8Views, exp, helper, quantize_planes, soft_cap, store_upto
 from .numba_rowops import HeadShape
 from .numba_vectors import (
     add,
@@ -55,6 +55,7 @@ def _weigh(
     keys: Any,
     head_dim: int,
     scale: Any,
+    cap: Any,
     table: Any,
     slabs_per_block: int,
     block_stride: int,
@@ -69,6 +70,8 @@ def _weigh(
         block = np.int64(table[slab // slabs_per_block])
         at = block * block_stride + slab % slabs_per_block * head_dim * LANES
         scores = mul(_dot_keys(q, advance(keys, at), head_dim), splat(scale))
+        if cap > np.float32(0):
+            scores = soft_cap(scores, cap)
         start = slab * LANES
         scores = keep_lanes(scores, first - start, end - start, _MINUS_INFINITY)
         store(weights, start, scores)
@@ -131,6 +134,7 @@ def _attend(
     end: int,
     block_tokens: int,
     scale: Any,
+    cap: Any,
     scratch: np.ndarray,
     out: Any,
 ) -> None:
@@ -144,8 +148,9 @@ def _attend(
     for h in range(group):
         q = advance(pointer(x), row * x.shape[1] + (kv_head * group + h) * head_dim)
         total = _weigh(
-            q, k, head_dim, scale, blocks, block_tokens // LANES, k_stride, first, end, weights
-        )
+            q, k, head_dim, scale, cap, blocks, block_tokens // LANES, k_stride, first, end,
+            weights,
+        )  # fmt: skip
         inverse, to = splat(np.float32(1) / total), advance(out, h * value_dim)
         n_wide = padded_dim - padded_dim % (4 * LANES)
         for i in range(0, n_wide, 4 * LANES):
@@ -171,6 +176,7 @@ def attention(
     values: np.ndarray,
     block_tokens: int,
     scale: Any,
+    cap: Any,
     window: int,
     table: np.ndarray,
     row_seq: np.ndarray,
@@ -194,7 +200,7 @@ def attention(
             first = max(0, position - window + 1) if window > 0 else 0
             _attend(
                 x, row, kv_head, shape, keys, values, table, row_seq[row], first, position + 1,
-                block_tokens, scale, scratch, pointer(mixed),
+                block_tokens, scale, cap, scratch, pointer(mixed),
             )  # fmt: skip
             if out.size > 0:
                 out[row, kv_head * width : kv_head * width + width] = mixed

@@ -299,12 +299,13 @@ class Binder:
     def _attention(self, op: Op) -> list[Call]:
         x, (out, q8, rest) = self._floats(op.inputs[0]), self._sink(op)
         shape, scale = HeadShape(*op.ints[:4]), np.float32(op.float_of("scale"))
-        window, n_threads = op.int_of("window"), self._n_threads
+        window, cap, n_threads = op.int_of("window"), op.float_of("cap"), self._n_threads
+        cap = np.float32(cap)
         keys, values, block_tokens = self._memory.layer(op.int_of("kv_layer"))
         group = int(self._memory.is_windowed[op.int_of("kv_layer")])
         return [
             lambda rows: attention(
-                x, shape, keys, values, block_tokens, scale, window, rows.tables[group],
+                x, shape, keys, values, block_tokens, scale, cap, window, rows.tables[group],
                 rows.row_seq, rows.positions, out, q8, rest, n_threads,
             )
         ]  # fmt: skip

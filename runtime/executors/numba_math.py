@@ -16,6 +16,7 @@ from .numba_vectors import (
     absolute,
     add,
     advance,
+    div,
     fma,
     keep_lanes,
     load,
@@ -84,6 +85,13 @@ def exp(x: Any) -> Any:
     p = fma(p, r, splat(np.float32(1)))
     p = fma(p, r, splat(np.float32(1)))
     return times_power_of_two(p, n)
+
+
+@helper
+def soft_cap(x: Any, cap: Any) -> Any:
+    """cap * tanh(x / cap); tanh(z) = (1 - e) / (1 + e) with e = exp(-2 z)."""
+    one, e = splat(np.float32(1)), exp(mul(x, splat(np.float32(-2) / cap)))
+    return mul(div(sub(one, e), add(one, e)), splat(cap))
 
 
 @helper

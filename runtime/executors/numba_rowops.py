@@ -22,6 +22,7 @@ from .numba_math import (
     load_upto,
     mean_of,
     quantize_planes,
+    soft_cap,
     store_upto,
 )
 from .numba_vectors import (
@@ -129,15 +130,11 @@ def norm(
 
 @helper
 def _scale_row(x: Any, n: int, scale: Any, cap: Any) -> None:
-    """x = cap * tanh(scale * x / cap), cap 0: scale * x.
-
-    tanh(z) = (1 - e) / (1 + e) with e = exp(-2 z)."""
-    one = splat(np.float32(1))
+    """x = cap * tanh(scale * x / cap), cap 0: scale * x."""
     for i in range(0, n, LANES):
         v = mul(load_upto(x, i, n), splat(scale))
         if cap > np.float32(0):
-            e = exp(mul(v, splat(np.float32(-2) / cap)))
-            v = mul(div(sub(one, e), add(one, e)), splat(cap))
+            v = soft_cap(v, cap)
         store_upto(x, i, n, v)
 
 

@@ -168,13 +168,21 @@ def convolve(rows: np.ndarray, kernel: np.ndarray, bias: np.ndarray | None) -> n
     return total.astype(np.float32)
 
 
-def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> np.ndarray:
+def soft_capped(x: np.ndarray, cap: float) -> np.ndarray:
+    """cap * tanh(x / cap); cap 0: x."""
+    return np.float32(cap) * np.tanh(x / np.float32(cap)) if cap else x
+
+
+def attend(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, cap: float = 0.0
+) -> np.ndarray:
     """One row's heads (heads, head_dim) over gathered k, v (n_keys, kv_heads, dim)."""
     kv_heads = k.shape[1]
     grouped = q.reshape(kv_heads, -1, q.shape[1])  # neighbouring query heads share a kv head
     out = []
     for h in range(kv_heads):
         scores = (grouped[h] @ k[:, h].T) * np.float32(scale)  # (group, n_keys)
+        scores = soft_capped(scores, cap)
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         out.append(weights @ v[:, h] / weights.sum(axis=1, keepdims=True))
     return np.concatenate(out)
@@ -388,6 +396,7 @@ class ReferenceExecutor:
     def _attention(self, run: Run, op: Op) -> None:
         q, _, _ = run.split_qkv(op)
         layer, window = op.int_of("kv_layer"), op.int_of("window")
+        scale, cap = op.float_of("scale"), op.float_of("cap")
         out = []
         for row, position in enumerate(run.step.positions):
             first = max(0, position - window + 1) if window else 0
@@ -395,7 +404,7 @@ class ReferenceExecutor:
             slots = run.slots_of(run.row_seq[row], seen, self._is_windowed[layer])
             k = self._keys[layer][slots].astype(np.float32)
             v = self._values[layer][slots].astype(np.float32)
-            out.append(attend(q[row], k, v, op.float_of("scale")).reshape(-1))
+            out.append(attend(q[row], k, v, scale, cap).reshape(-1))
         run.store(op, np.array(out, np.float32))
 
     def _glu(self, run: Run, op: Op) -> None:
@@ -538,8 +547,7 @@ class ReferenceExecutor:
 
     def _scale(self, run: Run, op: Op) -> None:
         scaled = np.float32(op.float_of("scale")) * run.floats(op.inputs[0])
-        cap = np.float32(op.float_of("cap"))
-        run.store(op, cap * np.tanh(scaled / cap) if cap else scaled)
+        run.store(op, soft_capped(scaled, op.float_of("cap")))
 
     def _take_rows(self, run: Run, op: Op) -> None:
         is_hidden = self.plan.buffers[op.out].rows is RowKind.HIDDEN

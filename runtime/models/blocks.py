@@ -97,6 +97,7 @@ class Recording:
             kv_layer=kv_layer,
             heads=layer.heads,
             scale=c.attention_scale,
+            cap=c.attention_cap,
             window=layer.window,
         )
 

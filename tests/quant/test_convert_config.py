@@ -248,3 +248,14 @@ def test_the_temperature_of_ministral_and_what_its_yarn_cancels() -> None:
     assert found["mistral3.attention.temperature_scale"] == 0.1
     assert found["mistral3.rope.scaling.yarn_log_multiplier"] == 1
     assert "mistral3.rope.scaling.attn_factor" not in found
+
+
+def test_caps_that_are_null_are_none_and_others_are_kept() -> None:
+    changes = {"hidden_act": "gelu_pytorch_tanh", "query_pre_attn_scalar": 16, "head_dim": 16}
+    found = read_settings(
+        of_class("Gemma2ForCausalLM", **changes, attn_logit_softcapping=None)
+    ).metadata()
+    assert found["gemma2.attn_logit_softcapping"] == 0
+    assert found["gemma2.final_logit_softcapping"] == 30
+    with pytest.raises(UnsupportedError, match="attn_logit_softcapping is 50"):
+        metadata(attn_logit_softcapping=50.0)

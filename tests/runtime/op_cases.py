@@ -324,6 +324,7 @@ class Heads:
     norm_after: bool = False  # after rope
     temperature: tuple[float, int] = (0.0, 0)
     window: int = 0
+    cap: float = 0.0
     show_qkv: bool = False  # stop after rope_kv
 
     @property
@@ -358,7 +359,7 @@ def _attention(h: Heads, b: OpBuilder, x: int) -> int:
     if h.show_qkv:
         return x
     scale = h.head_dim**-0.5
-    return p.attention(x, kv_layer=layer, heads=h.heads, scale=scale, window=h.window)
+    return p.attention(x, kv_layer=layer, heads=h.heads, scale=scale, cap=h.cap, window=h.window)
 
 
 def _state_steps() -> list[Step]:
@@ -519,6 +520,7 @@ def _attention_cases() -> Iterable[OpCase]:
         "temperature": Heads(4, 2, 32, 32, n_rot=32, temperature=(0.4, 5)),
         "temperature-no-rope": Heads(2, 2, 10, 10, temperature=(0.4, 7)),
         "window": Heads(4, 2, 32, 32, n_rot=32, window=10),
+        "soft-cap": Heads(4, 2, 32, 32, n_rot=32, cap=1.5, window=20),
         "window-of-one": Heads(2, 2, 16, 16, n_rot=16, window=1),
         "wide-head": Heads(2, 1, 256, 256, n_rot=256, head_norm=True, window=18),
     }

@@ -209,3 +209,14 @@ def test_mistral3_cancels_a_part_of_what_yarn_adds() -> None:
     assert c.layers[0].rope.amplitude == 1
     hot = config("mistral3", **yarn, attention__temperature_scale=0.1)
     assert (hot.temperature, hot.temperature_span) == (0.1, 512)
+
+
+def test_gemma2_defaults_of_old_files() -> None:
+    c = config("gemma2")
+    assert [layer.window for layer in c.layers] == [4096, 0] * 4
+    assert (c.attention_cap, c.logit_cap) == (50, 30)
+    assert config("gemma2", block_count=46).attention_scale == 1 / math.sqrt(48 / 4)
+    bare = config("gemma2", attn_logit_softcapping=0.0, final_logit_softcapping=0.0)
+    assert (bare.attention_cap, bare.logit_cap) == (0, 0)
+    with pytest.raises(FileFormatError, match="final_logit_softcapping is -1"):
+        config("gemma2", final_logit_softcapping=-1.0)

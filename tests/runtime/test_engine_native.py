@@ -27,8 +27,11 @@ from .tiny import TinyDims, TinyModel, tiny_model
 RECURRENT = ("lfm2", "qwen35")
 # Checkpoints whose layers differ from those of the tiny models in what a row's neighbours could
 # disturb: states, windows of all or some layers, layers without rope, norms of whole rows,
-# temperatures.
-RECORDED = ("cohere2", "exaone4", "mistral3", "olmo3", "phi3", "smollm3", *RECURRENT)
+# temperatures, soft caps.
+RECORDED = (
+    *("cohere2", "exaone4", "gemma2", "mistral3", "olmo3", "phi3", "smollm3"),
+    *RECURRENT,
+)
 BLOCK, CONTEXT, N_OUTPUT = 16, 144, 20
 DIMS = TinyDims(dim=64, ffn_dim=128, heads=4, kv_heads=2, head_dim=16, vocab_size=260)
 SYSTEM = [(7 * i) % 250 for i in range(90)]

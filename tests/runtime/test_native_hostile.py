@@ -238,7 +238,7 @@ def kind_is(field: str, kind: int) -> Spoil:
     return spoil
 
 
-def set_field(array: str, kind: OpKind, name: str, element: int, value: int) -> Spoil:
+def set_field(array: str, kind: OpKind, name: str, element: int, value: float) -> Spoil:
     def spoil(r: Records) -> None:
         apply(r, (array, op_of(r, kind), name, element, value))
 
@@ -276,6 +276,8 @@ NAMED = {
     "heads without keys": (set_field("ops", OpKind.ATTENTION, "i", 1, 0), "op"),
     "no such layer": (set_field("ops", OpKind.ATTENTION, "i", 4, 7), "op"),
     "window before the row": (set_field("ops", OpKind.ATTENTION, "i", 5, -1), "op"),
+    "a cap below 0": (set_field("ops", OpKind.ATTENTION, "f", 1, -1.0), "op"),
+    "a cap that is no number": (set_field("ops", OpKind.ATTENTION, "f", 1, float("nan")), "op"),
     "rest out of buffers": (rest_is(lambda r, at: 1000), "op"),
     "rest in the output itself": (rest_is(lambda r, at: int(r.ops["out"][at])), "op"),
     "rest in floats": (rest_is(lambda r, at: int(r.ops["in"][at, 0])), "op"),

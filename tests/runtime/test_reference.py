@@ -16,6 +16,7 @@ from martlet.runtime.executors.reference import (
     rotate,
     round_bf16,
     silu,
+    soft_capped,
 )
 from martlet.runtime.models import record_plan
 from martlet.runtime.ops import Activation, KvType, RopeStyle
@@ -82,6 +83,18 @@ def test_two_planes_hold_fifteen_bits_of_a_result(case: OpCase) -> None:
     for planes, floats in zip(case.run(ReferenceExecutor), exact, strict=True):
         error = np.abs(planes - floats).max() / np.abs(floats).max()
         assert 0 < error <= 1 / 254**2 + 1e-6
+
+
+def test_soft_caps() -> None:
+    x = f32(0, 3, 1e9, -1e9)
+    assert soft_capped(x, 0.0) is x
+    np.testing.assert_allclose(soft_capped(x, 3.0), [0, 3 * np.tanh(1), 3, -3], rtol=1e-6)
+
+
+def test_layer_norm_takes_off_the_mean_and_adds_a_bias() -> None:
+    x = f32(1, 3, 10, 14)[None]
+    found = rms_norm(x, f32(2, 1), 2, 0.0, bias=f32(0, 5), centered=True)
+    assert found.tolist() == [[-2, 6, -2, 6]]
 
 
 def test_rms_norm_of_a_row() -> None:

@@ -84,7 +84,8 @@ def test_the_greedy_text_is_that_of_llama_cpp(name: str, tmp_path: Path) -> None
         edit_json(folder / "config.json", sliding_window=None)
         path = convert(folder, tmp_path / "mistral.gguf")
     said = LLAMA_CPP["said"][name]
-    assert greedy(path, LLAMA_CPP["prompt"], LLAMA_CPP["n_tokens"]) == said
+    found = greedy(path, LLAMA_CPP["prompt"], LLAMA_CPP["n_tokens"])
+    assert found.replace("\0", "") == said  # llama-completion prints no NUL
 
 
 def test_the_window_of_mistral_is_in_the_file() -> None:
