@@ -106,7 +106,7 @@ PROMPTS = st.builds(
 
 
 @given(
-    arch=st.sampled_from(["llama", "gemma3", *RECORDED]),
+    arch=st.sampled_from(["llama", "gemma3", "qwen3moe", *RECORDED]),
     kv_type=st.sampled_from([KvType.F16, KvType.Q8_0]),
     visits=st.lists(
         st.tuples(PROMPTS, st.integers(0, 8), st.sampled_from([None, None, None, 1, 4, 9])),
