@@ -22,6 +22,12 @@ class Recurrence:
     v_heads: int = 0
     head_dim: int = 0  # of keys and of values
 
+    def state_values(self, dim: int) -> int:
+        """Floats that one layer keeps of a sequence, whatever its length: the rows that the
+        convolution still sees, and a matrix for every head of values."""
+        channels = (2 * self.k_heads + self.v_heads) * self.head_dim or dim
+        return max(0, self.taps - 1) * channels + self.v_heads * self.head_dim**2
+
 
 NO_RECURRENCE = Recurrence()
 

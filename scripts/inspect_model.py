@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 KV_VALUE_BYTES = 2  # the cache holds float16
 EXPERT_TENSOR = re.compile(r"blk\.(\d+)\.ffn_\w+_exps\.")
+STATE_VALUE_BYTES = 4
 SHOWN_ITEMS = 8
 SHOWN_CHARS = 100
 
@@ -67,6 +68,7 @@ def types_summary(tensors: list[GGUFTensor]) -> dict[str, dict[str, Any]]:
 def model_summary(file: GGUFFile) -> dict[str, Any]:
     """The shape of the model; for one martlet cannot run, why not."""
     from martlet.quant.errors import MartletError
+    from martlet.runtime.architectures import ARCHITECTURES
     from martlet.runtime.config import ModelConfig
 
     try:
@@ -75,14 +77,16 @@ def model_summary(file: GGUFFile) -> dict[str, Any]:
     except MartletError as error:
         arch = file.metadata.get("general.architecture")
         return {"architecture": arch, "supported": False, "reason": str(error)}
-    layers = config.layers
+    layers = [layer for layer in config.layers if layer.kv_heads]
+    n_recurrent = config.n_layers - len(layers)
+    state_values = config.recurrence.state_values(config.dim)
     return {
         "architecture": config.arch,
         "supported": True,
         "name": config.name,
         "layers": config.n_layers,
         "dim": config.dim,
-        "ffn_dim": spread(layer.ffn_dim for layer in layers),
+        "ffn_dim": spread(layer.ffn_dim for layer in config.layers),
         "vocab_size": config.vocab_size,
         "context_train": config.context_train,
         "attention": attention_kind(layers),
@@ -92,7 +96,10 @@ def model_summary(file: GGUFFile) -> dict[str, Any]:
         "window_layers": sum(layer.window > 0 for layer in layers),
         "window": max((layer.window for layer in layers), default=0),
         "kv_bytes_per_token": kv_bytes_per_token(layers),
-        "experts": experts_summary(file, layers),
+        "experts": experts_summary(file, config.layers),
+        "recurrent_layers": n_recurrent,
+        "recurrence": ARCHITECTURES[config.arch].recurrence,
+        "state_bytes": n_recurrent * state_values * STATE_VALUE_BYTES,
         "chat_template": "tokenizer.chat_template" in file.metadata,
     }
 
@@ -184,8 +191,15 @@ def headline(summary: dict[str, Any]) -> list[str]:
         )
     lines.append(f"vocabulary {model['vocab_size']:,}, context {model['context_train']:,}")
     heads = f"{model['heads']} heads, {model['kv_heads']} kv heads of {model['head_dim']}"
-    lines.append(f"{model['attention']} attention: {heads}")
-    lines.append(f"{model['kv_bytes_per_token']:,} KV bytes per token (float16)")
+    n_recurrent, state = model["recurrent_layers"], ""
+    where = ""
+    if n_recurrent:
+        where = (
+            f" in {model['layers'] - n_recurrent} layers, {model['recurrence']} in {n_recurrent}"
+        )
+        state = f", {model['state_bytes']:,} bytes of state per sequence"
+    lines.append(f"{model['attention']} attention{where}: {heads}")
+    lines.append(f"{model['kv_bytes_per_token']:,} KV bytes per token (float16){state}")
     lines.append(f"chat template: {'yes' if model['chat_template'] else 'no'}")
     return lines
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from martlet.quant.gguf_file import GGUFFile
 from martlet.runtime.config import LayerConfig, Rope
+from martlet.runtime.models import record_plan
 from martlet.scripts.inspect_model import (
     attention_kind,
     headline,
@@ -14,7 +15,7 @@ from martlet.scripts.inspect_model import (
     summarize,
 )
 
-from ..recorded import gguf_of
+from ..recorded import gguf_of, recorded_model
 from .conftest import Martlet
 from .tiny_file import DIMS
 
@@ -58,6 +59,17 @@ def test_the_summary_adds_up(tiny_file: Path) -> None:
     assert summary["model"]["attention"] == "MQA"
     assert summary["model"]["kv_bytes_per_token"] == 2 * (16 + 16) * 2
     json.dumps(summary)
+
+
+@pytest.mark.parametrize("name", ["lfm2", "qwen35"])
+def test_states_are_as_large_as_the_plan_has_them(name: str) -> None:
+    with GGUFFile.open(gguf_of(name)) as file:
+        model = summarize(file)["model"]
+        config, weights = recorded_model(name)
+        plan = record_plan(config, weights, 8)
+        assert model["state_bytes"] == plan.state_bytes
+        assert model["kv_bytes_per_token"] == plan.kv_bytes_per_token()
+        assert model["recurrent_layers"] == config.n_layers - len(plan.kv_layers)
 
 
 def test_long_arrays_are_told_by_length() -> None:
