@@ -15,7 +15,7 @@ from martlet.runtime.executors.native import NativeExecutor
 from martlet.runtime.executors.numba_executor import NumbaExecutor
 from martlet.runtime.executors.reference import ReferenceExecutor
 from martlet.runtime.models import record_plan
-from martlet.runtime.models.blocks import ROPE_DIVISORS
+from martlet.runtime.rope import FREQS
 from martlet.runtime.weights import StoredTensor, StoredWeights
 
 from .tiny import BLOCK_FORMATS, TinyModel, tiny_model
@@ -102,7 +102,7 @@ def test_divisors_of_rope_that_are_no_numbers() -> None:
     model = tiny_model()
     divisors = np.ones(32, np.float32)
     divisors[3] = np.nan
-    tensors = {**model.weights._tensors, ROPE_DIVISORS: StoredTensor.from_floats(divisors)}
+    tensors = {**model.weights._tensors, FREQS: StoredTensor.from_floats(divisors)}
     with pytest.raises(FileFormatError, match=r"rope_freqs.weight' holds .* at \[3\]"):
         record_plan(model.config, StoredWeights(tensors), 8)
 
