@@ -22,7 +22,9 @@ from .formats import FORMATS
 from .gptq_kernels import descend, refit, round_block
 from .grid import BlockScales, Grid, find_grid, fit_blocks, pack
 
-PIECE_ROWS = 128  # rows that a thread takes at a time; fixed, so that bytes are the same for all
+# Rows that a thread takes at a time; fixed, so that bytes are the same for any number of threads.
+# With 128 two threads took longer than one: they waited for each other between short calls.
+PIECE_ROWS = 512
 ERROR_ROWS = 4096  # whose errors are float64 at once
 DAMPING = 0.01  # of the mean diagonal, on top of it
 SHRINKAGES = (0.03, 0.1, 0.3)  # candidates; 1 is rounding without feedback

@@ -48,7 +48,7 @@ def test_layer_error_is_that_of_the_products() -> None:
 
 
 def test_rows_do_not_depend_on_others_nor_bytes_on_threads() -> None:
-    values = np.random.default_rng(5).standard_normal((300, COLS)).astype(np.float32)
+    values = np.random.default_rng(5).standard_normal((1100, COLS)).astype(np.float32)
     feedback = Feedback.of(correlated(2000, 6), 0.1)
     whole = quantize_rows(values, "Q4_K", feedback, threads=1)
     assert np.array_equal(whole, quantize_rows(values, "Q4_K", feedback, threads=3))
