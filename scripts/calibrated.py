@@ -125,7 +125,7 @@ def observe(
     on_chunk: Callable[[], None] = lambda: None,
 ) -> list[Matrix]:
     """Runs the text; matrices in the order in which the model reads them."""
-    context = len(texts.trial[0])
+    context = len(texts.halves[0][0])
     runner = Calibrator(config, weights, context=context, full=True, threads=threads)
     try:
         _check_memory(2 * runner.moment_bytes)
