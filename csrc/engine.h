@@ -133,6 +133,10 @@ static inline int mt_rows_of(const mt_engine *e, const mt_buffer *b) {
     default: return e->step->n_rows * b->per_row;
     }
 }
+/* Rows that an op writes, which is how many items it has where each is a row. */
+static inline int mt_count_rows(const mt_engine *e, const mt_op *op) {
+    return mt_rows_of(e, &e->buffers[op->out]);
+}
 static inline uint8_t *mt_row(const mt_engine *e, int32_t id, int row) {
     const mt_buffer *b = &e->buffers[id];
     if (b->is_logits) return (uint8_t *)(e->step->logits + (size_t)row * (size_t)b->width);

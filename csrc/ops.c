@@ -6,10 +6,6 @@
 #include "engine.h"
 #include "pack.h"
 
-static int count_rows(const mt_engine *e, const mt_op *op) {
-    return mt_rows_of(e, &e->buffers[op->out]);
-}
-
 static void run_embed(mt_engine *e, const mt_op *op, int r, mt_scratch *s) {
     (void)s;
     const mt_weight *w = &e->weights[op->w[0]];
@@ -48,7 +44,7 @@ static int glu_chunks(const mt_buffer *out) {
 }
 
 static int count_glu(const mt_engine *e, const mt_op *op) {
-    return count_rows(e, op) * glu_chunks(&e->buffers[op->out]);
+    return mt_count_rows(e, op) * glu_chunks(&e->buffers[op->out]);
 }
 
 static void run_glu(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {
@@ -168,15 +164,15 @@ static void run_rope_kv(mt_engine *e, const mt_op *op, int r, mt_scratch *s) {
 }
 
 static const mt_phase row_phases[MT_N_OP_KINDS] = {
-    [MT_OP_EMBED] = {count_rows, run_embed},
-    [MT_OP_NORM] = {count_rows, run_norm},
-    [MT_OP_QUANTIZE] = {count_rows, run_quantize},
-    [MT_OP_ROPE_TABLE] = {count_rows, run_rope_table},
-    [MT_OP_ROPE_KV] = {count_rows, run_rope_kv},
+    [MT_OP_EMBED] = {mt_count_rows, run_embed},
+    [MT_OP_NORM] = {mt_count_rows, run_norm},
+    [MT_OP_QUANTIZE] = {mt_count_rows, run_quantize},
+    [MT_OP_ROPE_TABLE] = {mt_count_rows, run_rope_table},
+    [MT_OP_ROPE_KV] = {mt_count_rows, run_rope_kv},
     [MT_OP_GLU] = {count_glu, run_glu},
-    [MT_OP_ADD] = {count_rows, run_add},
-    [MT_OP_SCALE] = {count_rows, run_scale},
-    [MT_OP_TAKE_ROWS] = {count_rows, run_take_rows},
+    [MT_OP_ADD] = {mt_count_rows, run_add},
+    [MT_OP_SCALE] = {mt_count_rows, run_scale},
+    [MT_OP_TAKE_ROWS] = {mt_count_rows, run_take_rows},
 };
 
 const mt_phase *mt_phase_of(int32_t kind, int phase) {

@@ -45,10 +45,6 @@ static void drop_groups(const float *scores, int n, int groups, int used, uint8_
     for (int i = 0; i < n; i++) taken[i] = !is_kept[i / size];
 }
 
-static int count_router(const mt_engine *e, const mt_op *op) {
-    return mt_rows_of(e, &e->buffers[op->out]);
-}
-
 static void run_router(mt_engine *e, const mt_op *op, int r, mt_scratch *s) {
     (void)s;
     const int n = e->buffers[op->in[0]].width, gating = op->i[0], used = op->i[1];
@@ -76,7 +72,7 @@ static void run_router(mt_engine *e, const mt_op *op, int r, mt_scratch *s) {
         weights[i] = (op->i[4] ? chosen[i] / (sum + 1e-20f) : chosen[i]) * op->f[0];
 }
 
-const mt_phase mt_router_phase = {count_router, run_router};
+const mt_phase mt_router_phase = {mt_count_rows, run_router};
 
 /* -- the pairs of a step ----------------------------------------------------------------------- */
 

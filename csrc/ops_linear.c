@@ -131,14 +131,10 @@ static mt_work work_of(const mt_engine *e, int n_tiles, int n, int sums) {
     return (mt_work){.chunks = count_chunks(e, n_tiles, n, sums), .n_tiles = n_tiles, .run = 1};
 }
 
-static int rows_of(const mt_engine *e, const mt_op *op) {
-    return mt_rows_of(e, &e->buffers[op->out]);
-}
-
 /* The tiles [first, stop) of an item, its rows, and which of the op's rows is the first of them. */
 static mt_operand rows_of_item(const mt_engine *e, const mt_op *op, const mt_work *w, int item,
                                int *first, int *stop, int *row) {
-    const int per_chunk = mt_items_of_chunk(w), chunk = item / per_chunk, n = rows_of(e, op);
+    const int per_chunk = mt_items_of_chunk(w), chunk = item / per_chunk, n = mt_count_rows(e, op);
     mt_tiles_of(w, item % per_chunk, first, stop);
     *row = (int)((int64_t)n * chunk / w->chunks);
     const mt_buffer *in = &e->buffers[op->in[0]];
@@ -169,7 +165,7 @@ static int stacked_tiles(const mt_engine *e, const mt_op *op) {
 }
 
 static mt_work linear_work(const mt_engine *e, const mt_op *op) {
-    return work_of(e, stacked_tiles(e, op), rows_of(e, op), mt_planes(op));
+    return work_of(e, stacked_tiles(e, op), mt_count_rows(e, op), mt_planes(op));
 }
 
 static int count_linear(const mt_engine *e, const mt_op *op) {
@@ -201,7 +197,7 @@ const mt_phase mt_linear_phase = {count_linear, run_linear};
 /* -- linear_glu: activation(gate) * up, tile by tile ------------------------------------------- */
 
 static mt_work glu_work(const mt_engine *e, const mt_op *op) {
-    return work_of(e, (int)e->weights[op->w[0]].n_tiles, rows_of(e, op), 2 * mt_planes(op));
+    return work_of(e, (int)e->weights[op->w[0]].n_tiles, mt_count_rows(e, op), 2 * mt_planes(op));
 }
 
 static int count_linear_glu(const mt_engine *e, const mt_op *op) {

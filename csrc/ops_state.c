@@ -33,10 +33,6 @@ static channel_run run_of(const mt_engine *e, const mt_op *op, int item, int32_t
 
 /* -- gate -------------------------------------------------------------------------------------- */
 
-static int count_gate(const mt_engine *e, const mt_op *op) {
-    return mt_rows_of(e, &e->buffers[op->out]);
-}
-
 static void run_gate(mt_engine *e, const mt_op *op, int r, mt_scratch *s) {
     const mt_buffer *out = &e->buffers[op->out];
     const float *x = mt_row_f32(e, op->in[0], r) + op->i[0];
@@ -47,7 +43,7 @@ static void run_gate(mt_engine *e, const mt_op *op, int r, mt_scratch *s) {
     if (to == s->row) mt_store_blocks(e, op, r, 0, to, out->width, MT_BLOCK_BYTES);
 }
 
-const mt_phase mt_gate_phase = {count_gate, run_gate};
+const mt_phase mt_gate_phase = {mt_count_rows, run_gate};
 
 /* -- convolution ------------------------------------------------------------------------------- */
 
