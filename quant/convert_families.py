@@ -91,6 +91,12 @@ class Family:
     eps_key: str = "rms_norm_eps"
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
+    def renamed(self, name: str) -> str:
+        """A tensor's name with the parts that other families have."""
+        for old, new in self.renames.items():
+            name = name.replace(old, new)
+        return name
+
 
 def _defaults(context: int, eps: float, **others: Any) -> dict[str, Any]:
     return {"max_position_embeddings": context, "rms_norm_eps": eps, **others}
@@ -192,6 +198,14 @@ _GLM4MOE = Family(
     ),
 )
 _QWEN3 = Family("qwen3", head_norm=HeadNorm.HEADS, defaults=_defaults(32768, 1e-6, head_dim=128))
+_GEMMA_SIZES: dict[str, Any] = {
+    "tie_word_embeddings": True,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
 _GEMMA3 = Family(
     "gemma3",
     activation=_GELU,
@@ -205,14 +219,9 @@ _GEMMA3 = Family(
     defaults=_defaults(
         131072,
         1e-6,
-        tie_word_embeddings=True,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=256,
-        query_pre_attn_scalar=256,
+        **_GEMMA_SIZES,
         rope_theta=1e6,
         rope_local_base_freq=1e4,
-        sliding_window=4096,
         sliding_window_pattern=6,
     ),
 )
@@ -236,12 +245,7 @@ _GEMMA2 = Family(
     defaults=_defaults(
         8192,
         1e-6,
-        tie_word_embeddings=True,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=256,
-        query_pre_attn_scalar=256,
-        sliding_window=4096,
+        **_GEMMA_SIZES,
         sliding_window_pattern=2,
         attn_logit_softcapping=50.0,
         final_logit_softcapping=30.0,

@@ -60,9 +60,6 @@ _IGNORED = re.compile(
 )
 
 
-_IN_LAYER = re.compile(r"model\.layers\.\d+\.(.+)")
-
-
 @dataclass(frozen=True, eq=False)
 class Weight:
     """A tensor of the file to be written: rows of a stored tensor, or values that are given."""
@@ -113,7 +110,7 @@ def halves_to_pairs(rows: np.ndarray, head_dim: int) -> np.ndarray:
 
 def plan_weights(settings: Settings, tensors: Mapping[str, SourceTensor]) -> list[Weight]:
     """Every tensor of the GGUF file; raises where the checkpoint is not exactly as expected."""
-    named = stacked(_of_layers(settings, _canonical(tensors, settings.family.renames)))
+    named = stacked(_of_layers(settings, _canonical(tensors, settings.family)))
     sizes = _sizes(settings, named)
     _drop_tied_head(settings, named)
     wanted = _expected(settings, sizes)
@@ -156,9 +153,7 @@ def _of_layers(settings: Settings, named: dict[str, SourceTensor]) -> dict[str, 
     return {name: tensor for name, tensor in named.items() if name not in behind}
 
 
-def _canonical(
-    tensors: Mapping[str, SourceTensor], renames: Mapping[str, str]
-) -> dict[str, SourceTensor]:
+def _canonical(tensors: Mapping[str, SourceTensor], family: Family) -> dict[str, SourceTensor]:
     """Tensors under the names that a plain causal model gives them."""
     named: dict[str, SourceTensor] = {}
     for name, tensor in tensors.items():
@@ -169,8 +164,7 @@ def _canonical(
             if name.startswith(prefix):
                 name = plain + name.removeprefix(prefix)
                 break
-        for old, new in renames.items():
-            name = name.replace(old, new)
+        name = family.renamed(name)
         if name in named:
             raise FileFormatError(f"tensors {tensor.name!r} and {named[name].name!r} are one")
         named[name] = tensor
@@ -330,6 +324,6 @@ def _weight(
     is_offset = name.endswith("norm.weight") and ".linear_attn." not in name
     offset = settings.family.norm_offset if is_offset else 0.0
     change = NO_CHANGE
-    if settings.recurrence and (match := _IN_LAYER.fullmatch(name)):
-        change = settings.recurrence.changes.get(match[1], NO_CHANGE)
+    if settings.recurrence and (match := _LAYER.match(name)):
+        change = settings.recurrence.changes.get(name[match.end() :], NO_CHANGE)
     return Weight(new_name, tuple(shape), source, first, heads, offset, change)

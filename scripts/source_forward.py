@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from martlet.quant.checkpoint import Checkpoint
 from martlet.quant.convert_config import Settings
-from martlet.quant.convert_families import Family, HeadNorm
+from martlet.quant.convert_families import HeadNorm
 from martlet.scripts.source_experts import experts_forward
 from martlet.scripts.source_recurrent import LAYERS as RECURRENT
 from martlet.scripts.source_recurrent import sigmoid
@@ -62,7 +62,7 @@ class _Source:
     def __init__(self, checkpoint: Checkpoint, settings: Settings) -> None:
         self.settings = settings
         self._tensors = {
-            _renamed(name, settings.family): tensor
+            settings.family.renamed(name): tensor
             for name, tensor in checkpoint.tensors.items()
             if "vision" not in name
         }
@@ -113,12 +113,6 @@ class _Source:
         )
         first = sum(list(order.values())[: list(order).index(short)])
         return first, first + order[short], f"{layer}.{_FUSED[short]}_proj"
-
-
-def _renamed(name: str, family: Family) -> str:
-    for old, new in family.renames.items():
-        name = name.replace(old, new)
-    return name
 
 
 def _mixed(source: _Source, config: Mapping[str, Any], n: int, x: np.ndarray) -> np.ndarray:
