@@ -202,7 +202,7 @@ class BlockPool:
 
     def keep_state(self, table: BlockTable, n_computed: int) -> None:
         """Recurrent layers can go on from here, if it is the end of a known block."""
-        is_end = table.last and n_computed == table.n_registered * self.block_tokens
+        is_end = n_computed == table.n_registered * self.block_tokens
         if self.states and table.last and is_end:
             self.states.keep(table.last.block, table)
 

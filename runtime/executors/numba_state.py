@@ -131,6 +131,18 @@ def _recur(
 
 
 @njit(nogil=True)
+def _state_of_head(
+    states: np.ndarray, head: int, n_keys: int, dim: int, position: int
+) -> np.ndarray:
+    """(n_keys, dim), a view of one sequence's states; zeros if its first row is at position 0."""
+    size = n_keys * dim
+    state = states[head * size : (head + 1) * size].reshape(n_keys, dim)
+    if position == 0:
+        state[:] = 0
+    return state
+
+
+@njit(nogil=True)
 def _softplus(x: Any) -> Any:
     return x if x > np.float32(20) else np.float32(np.log1p(np.exp(x)))
 
@@ -165,13 +177,10 @@ def delta_rows(
     for item in prange(slots.size * v_heads):
         seq, h = item // v_heads, item % v_heads
         k_head = h // (v_heads // k_heads) if is_grouped else h % k_heads
-        size = dim * dim
-        state = states[slots[seq], h * size : (h + 1) * size].reshape(dim, dim)
+        state = _state_of_head(states[slots[seq]], h, dim, dim, positions[seq_start[seq]])
         q, k, write = (
             np.empty(dim, np.float32), np.empty(dim, np.float32), np.empty(dim, np.float32)
         )  # fmt: skip
-        if positions[seq_start[seq]] == 0:
-            state[:] = 0
         for row in range(seq_start[seq], seq_start[seq + 1]):
             rate = np.float32(1) / (np.float32(1) + np.exp(-rates[row, h]))
             decay = np.exp(a[h] * _softplus(rates[row, v_heads + h] + dt_bias[h]))
@@ -202,13 +211,10 @@ def scan_rows(
     heads, dim, groups, n_keys = sizes
     for item in prange(slots.size * heads):
         seq, h = item // heads, item % heads
-        size = n_keys * dim
-        state = states[slots[seq], h * size : (h + 1) * size].reshape(n_keys, dim)
+        state = _state_of_head(states[slots[seq]], h, n_keys, dim, positions[seq_start[seq]])
         write = np.empty(dim, np.float32)
         b_first = heads * dim + h // (heads // groups) * n_keys
         c_first = b_first + groups * n_keys
-        if positions[seq_start[seq]] == 0:
-            state[:] = 0
         for row in range(seq_start[seq], seq_start[seq + 1]):
             step = _softplus(dt[row, dt_col + h] + dt_bias[h])
             decay = np.exp(step * a[h])
