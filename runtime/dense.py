@@ -14,7 +14,9 @@ from itertools import pairwise
 import numpy as np
 
 from .config import ModelConfig
-from .executors.reference import ReferenceExecutor, Run, soft_capped
+from .executors.reference import ReferenceExecutor
+from .executors.reference_math import soft_capped
+from .executors.reference_run import Run
 from .models import record_plan
 from .ops import BufferKind, KvType, OpKind
 from .plan import Op

@@ -16,7 +16,7 @@ from martlet.scripts.logit_stats import log_softmax
 
 if TYPE_CHECKING:
     from martlet.runtime.config import ModelConfig
-    from martlet.runtime.executors.reference import Run
+    from martlet.runtime.executors.reference_run import Run
     from martlet.runtime.weights import WeightSource
 
 WHOLE_VOCABULARY = 16384  # a larger one is judged by its likeliest tokens alone

@@ -20,7 +20,8 @@ from ..ops import BufferKind, KvType, OpKind
 from ..plan import FLOAT_FORMATS, Op, Plan
 from ..step import Step
 from ..weights import WeightSource
-from .numba_bind import Binder, Memory, Rows
+from .numba_bind import Binder
+from .numba_memory import Memory, Rows
 from .numba_weights import LANES
 
 _SPINS = "GOMP_SPINCOUNT"

@@ -13,7 +13,7 @@ import pytest
 from martlet.quant.formats import FORMATS, dequantize
 from martlet.quant.random_blocks import SCALES
 from martlet.runtime.executors.native import NativeExecutor
-from martlet.runtime.executors.reference import round_bf16
+from martlet.runtime.executors.reference_math import round_bf16
 from martlet.runtime.ops import BufferKind
 from martlet.runtime.plan_builder import PlanBuilder
 from martlet.runtime.weights import StoredTensor, StoredWeights

@@ -11,7 +11,7 @@ from martlet.runtime.executors.numba_math import Q8Views, exp
 from martlet.runtime.executors.numba_rowops import embed_quantized, quantize_rows
 from martlet.runtime.executors.numba_vectors import F32X16, I32X16, intrinsic, load, pointer, store
 from martlet.runtime.executors.numba_weights import RECIPES, pack_quantized
-from martlet.runtime.executors.reference import quantize_q8
+from martlet.runtime.executors.reference_math import quantize_q8
 from martlet.runtime.ops import q8_row_bytes
 from martlet.runtime.weights import StoredWeights
 from numba import njit, types

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from martlet.runtime.errors import ModelError
-from martlet.runtime.executors.reference import (
-    ReferenceExecutor,
+from martlet.runtime.executors.reference import ReferenceExecutor
+from martlet.runtime.executors.reference_math import (
     attend,
     gelu_tanh,
     quantize_q8,
