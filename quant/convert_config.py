@@ -45,7 +45,7 @@ class Settings:
     family: Family
     n_layers: int
     dim: int
-    ffn_dim: int
+    ffn_dim: int  # 0: no layer is dense
     heads: int
     kv_heads: int
     head_dim: int
@@ -136,7 +136,7 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
     _check_query_scale(keys, family, n_layers, dim // heads, head_dim)
     scales = {new: keys.number(old) for old, new in family.scales.items()}
     query_scale = scales.get("attention.scale") or _query_width(keys, head_dim) ** -0.5
-    ffn_dim = adjusted_ffn_dim(keys) if family.adjusts_ffn else keys.count("intermediate_size")
+    ffn_dim = _ffn_dim(keys, family)
     experts = None
     if family.experts:
         experts = read_experts(keys.values, family.experts, ffn_dim, n_layers)
@@ -169,6 +169,16 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
 def _head_norm(keys: _Config, family: Family) -> HeadNorm:
     key = family.optional_head_norm
     return HeadNorm.HEADS if key and keys.values.get(key) else family.head_norm
+
+
+def _ffn_dim(keys: _Config, family: Family) -> int:
+    """Of a dense layer; 0 where there is none and nothing is said."""
+    if family.adjusts_ffn:
+        return adjusted_ffn_dim(keys)
+    experts = family.experts
+    if experts and experts.dim and not experts.first and "intermediate_size" not in keys.values:
+        return 0
+    return keys.count("intermediate_size")
 
 
 def _cap(config: Mapping[str, Any], key: str) -> float:

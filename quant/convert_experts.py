@@ -19,6 +19,9 @@ from .errors import FileFormatError, UnsupportedError
 from .safetensors_file import SourceTensor
 
 _NUMBERED = re.compile(r"(.*\.experts)\.(\d+)\.([^.]+\.weight)")
+# Stacks (experts, rows, cols) that some checkpoints store, and which parts lie in one of them.
+_STORED_STACK = re.compile(r"(.*\.experts)\.(gate_up|down)_proj")
+_STORED_PARTS = {"gate_up": ("gate_proj", "up_proj"), "down": ("down_proj",)}
 _MOST = 1024  # experts of a layer
 
 
@@ -179,14 +182,59 @@ class StackedTensor:
         return np.concatenate(found)
 
 
-Source = SourceTensor | StackedTensor
+@dataclass(frozen=True, eq=False)
+class StackPart:
+    """Some rows of every expert of a stored stack, with what a SourceTensor offers."""
+
+    name: str
+    source: SourceTensor
+    first: int  # row of an expert
+    height: int
+
+    @property
+    def dtype(self) -> str:
+        return self.source.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.source.shape[0], self.height, self.source.shape[-1])
+
+    @property
+    def matrix_shape(self) -> tuple[int, ...]:
+        return self.shape
+
+    @property
+    def n_rows(self) -> int:
+        return self.shape[0] * self.height
+
+    def rows(self, index: slice | np.ndarray) -> np.ndarray:
+        """As of StackedTensor."""
+        assert isinstance(index, slice)
+        expert, row = np.divmod(np.arange(index.start, index.stop), self.height)
+        return self.source.rows(expert * self.source.shape[1] + self.first + row)
+
+
+Source = SourceTensor | StackedTensor | StackPart
 
 
 def stacked(named: Mapping[str, SourceTensor]) -> dict[str, Source]:
-    """The tensors with those of numbered experts put together, in the place of the first."""
+    """The tensors with those of all experts as one: numbered ones are put together, in the place
+    of the first, and stored stacks are taken apart."""
     found: dict[str, Source] = {}
     experts: dict[str, dict[int, SourceTensor]] = {}
     for name, tensor in named.items():
+        if (match := _STORED_STACK.fullmatch(name)) and len(tensor.shape) == 3:
+            names = _STORED_PARTS[match[2]]
+            height, rest = divmod(tensor.shape[1], len(names))
+            if rest:
+                raise FileFormatError(
+                    f"tensor {name!r} has {tensor.shape[1]} rows of every expert, expected gate's "
+                    "and as many of up"
+                )
+            for i, part in enumerate(names):
+                stack = f"{match[1]}.{part}.weight"
+                found[stack] = StackPart(stack, tensor, i * height, height)
+            continue
         match = _NUMBERED.fullmatch(name)
         if match is None:
             found[name] = tensor

@@ -7,7 +7,7 @@ tensors, files. Class names, key names and defaults are those of Hugging Face's 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -394,9 +394,11 @@ _LFM2 = Family(
     renames={
         ".operator_norm.": ".input_layernorm.",
         ".ffn_norm.": ".post_attention_layernorm.",
-        ".feed_forward.w1.": ".mlp.gate_proj.",
-        ".feed_forward.w2.": ".mlp.down_proj.",
-        ".feed_forward.w3.": ".mlp.up_proj.",
+        ".feed_forward.": ".mlp.",
+        ".w1.": ".gate_proj.",
+        ".w2.": ".down_proj.",
+        ".w3.": ".up_proj.",
+        ".mlp.expert_bias": ".mlp.gate.e_score_correction_bias",
         ".self_attn.out_proj.": ".self_attn.o_proj.",
         ".self_attn.q_layernorm.": ".self_attn.q_norm.",
         ".self_attn.k_layernorm.": ".self_attn.k_norm.",
@@ -413,6 +415,32 @@ _LFM2 = Family(
         "block_ffn_dim_multiplier": 1.0,
     },
 )
+_LFM2MOE = replace(
+    _LFM2,
+    arch="lfm2moe",
+    adjusts_ffn=False,
+    experts=ExpertKeys(
+        dim="moe_intermediate_size",
+        first="num_dense_layers",
+        normalizes=True,
+        numbers={"routed_scaling_factor": "expert_weights_scale"},
+        fixed={"expert_gating_func": 2},
+        neutral={"use_expert_bias": (True,)},
+        choice_bias="gate.e_score_correction_bias",
+    ),
+    defaults={
+        "max_position_embeddings": 128000,
+        "norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "num_key_value_heads": 8,
+        "conv_L_cache": 3,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1792,
+        "num_dense_layers": 2,
+        "norm_topk_prob": True,
+    },
+)
 _QWEN3_5 = Family(
     "qwen35",
     norm_offset=1.0,
@@ -422,6 +450,28 @@ _QWEN3_5 = Family(
     renames={".linear_attn.dt_bias": ".linear_attn.dt_proj.bias"},
     defaults=_defaults(
         32768, 1e-6, num_key_value_heads=4, head_dim=256, partial_rotary_factor=0.25
+    ),
+)
+_QWEN3_5MOE = replace(
+    _QWEN3_5,
+    arch="qwen35moe",
+    experts=ExpertKeys(
+        dim="moe_intermediate_size",
+        shared_dim="shared_expert_intermediate_size",
+        normalizes=True,
+        shared="shared_expert",
+        has_shared_gate=True,
+    ),
+    defaults=_defaults(
+        32768,
+        1e-6,
+        num_key_value_heads=2,
+        head_dim=256,
+        partial_rotary_factor=0.25,
+        num_experts=256,
+        num_experts_per_tok=8,
+        moe_intermediate_size=512,
+        shared_expert_intermediate_size=512,
     ),
 )
 
@@ -452,6 +502,9 @@ FAMILIES: dict[str, Family] = {
     "Ernie4_5_MoeForCausalLM": _ERNIE4_5_MOE,
     "Cohere2ForCausalLM": _COHERE2,
     "Lfm2ForCausalLM": _LFM2,
+    "Lfm2MoeForCausalLM": _LFM2MOE,
     "Qwen3_5ForCausalLM": _QWEN3_5,
     "Qwen3_5ForConditionalGeneration": _QWEN3_5,
+    "Qwen3_5MoeForCausalLM": _QWEN3_5MOE,
+    "Qwen3_5MoeForConditionalGeneration": _QWEN3_5MOE,
 }

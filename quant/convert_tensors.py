@@ -18,7 +18,7 @@ import numpy as np
 from .convert_config import Settings
 from .convert_experts import Source, stacked
 from .convert_families import GATE_UP, QKV, Family, HeadNorm
-from .convert_recurrent import NO_CHANGE, Change, Recurrence
+from .convert_recurrent import NO_CHANGE, Change
 from .errors import FileFormatError, UnsupportedError
 from .safetensors_file import SourceTensor
 
@@ -210,18 +210,13 @@ def _are_equal(a: Source, b: Source) -> bool:
     return all(np.array_equal(a.rows(piece), b.rows(piece)) for piece in pieces)
 
 
-def _layer_parts(settings: Settings) -> dict[str, tuple[str, ...]]:
-    """What a dense layer consists of, in the order of the file."""
-    family, norms, head_norm = settings.family, settings.family.norms, settings.head_norm
-    parts: dict[str, tuple[str, ...]] = {norms.before_attention: ("dim",)}
-    parts |= _with_fused(_ATTENTION, QKV, family)
+def _attention_parts(settings: Settings) -> dict[str, tuple[str, ...]]:
+    family, head_norm = settings.family, settings.head_norm
+    parts = _with_fused(_ATTENTION, QKV, family)
     if head_norm is not HeadNorm.NONE:
         widths = ("q", "kv") if head_norm is HeadNorm.WHOLE else ("head", "head")
         parts |= {name: (w,) for name, w in zip(family.head_norm_names, widths, strict=True)}
-    parts |= {norms.after_attention: ("dim",), norms.before_mlp: ("dim",)}
-    parts |= _with_fused(_MLP, GATE_UP, family)
-    parts |= {norms.after_mlp: ("dim",)}
-    return {name: dims for name, dims in parts.items() if name}
+    return parts
 
 
 def _with_fused(
@@ -235,39 +230,43 @@ def _with_fused(
 
 def _expected(settings: Settings, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     """Shapes by name, in the order of the file."""
-    parts, experts = _layer_parts(settings), settings.experts
     wanted: dict[str, tuple[int, ...]] = {f"{EMBEDDING}.weight": (sizes["vocab"], sizes["dim"])}
     for n in range(settings.n_layers):
-        if settings.recurrence and settings.recurrence.is_recurrent[n]:
-            wanted |= _recurrent_layer(settings, settings.recurrence, n, sizes)
-            continue
-        has_experts = experts is not None and experts.has(n)
-        for part, dims in parts.items():
-            if has_experts and part in _MLP:
-                continue
-            shape = tuple(sizes[dim] for dim in dims)
-            wanted[f"model.layers.{n}.{part}.weight"] = shape
-            if part in settings.biased:
-                wanted[f"model.layers.{n}.{part}.bias"] = shape[:1]
-        if experts is not None and has_experts:
-            shapes = experts.parts(settings.dim)
-            wanted |= {f"model.layers.{n}.{part}": shape for part, shape in shapes.items()}
+        layer = _layer(settings, n, sizes)
+        wanted |= {f"model.layers.{n}.{part}": shape for part, shape in layer.items()}
     wanted[f"{settings.family.final_norm}.weight"] = (sizes["dim"],)
     if not settings.is_tied:
         wanted[f"{HEAD}.weight"] = (sizes["vocab"], sizes["dim"])
     return wanted
 
 
-def _recurrent_layer(
-    settings: Settings, recurrence: Recurrence, n: int, sizes: Mapping[str, int]
-) -> dict[str, tuple[int, ...]]:
-    """As one with attention, with other parts in its place."""
-    norms = settings.family.norms
-    parts: dict[str, tuple[int, ...]] = {f"{norms.before_attention}.weight": (sizes["dim"],)}
-    parts |= recurrence.parts
-    parts[f"{norms.before_mlp}.weight"] = (sizes["dim"],)
-    parts |= {f"{p}.weight": tuple(sizes[dim] for dim in dims) for p, dims in _MLP.items()}
-    return {f"model.layers.{n}.{part}": shape for part, shape in parts.items()}
+def _layer(settings: Settings, n: int, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """Shapes by name within layer n: what mixes tokens, then what each passes through alone."""
+    norms, recurrence, experts = settings.family.norms, settings.recurrence, settings.experts
+    wanted: dict[str, tuple[int, ...]] = {}
+
+    def add(parts: Mapping[str, tuple[str, ...]]) -> None:
+        for part, dims in parts.items():
+            shape = tuple(sizes[dim] for dim in dims)
+            wanted[f"{part}.weight"] = shape
+            if part in settings.biased:
+                wanted[f"{part}.bias"] = shape[:1]
+
+    def add_norms(*names: str) -> None:
+        add({name: ("dim",) for name in names if name})
+
+    add_norms(norms.before_attention)
+    if recurrence and recurrence.is_recurrent[n]:
+        wanted.update(recurrence.parts)
+    else:
+        add(_attention_parts(settings))
+    add_norms(norms.after_attention, norms.before_mlp)
+    if experts and experts.has(n):
+        wanted.update(experts.parts(settings.dim))
+    else:
+        add(_with_fused(_MLP, GATE_UP, settings.family))
+    add_norms(norms.after_mlp)
+    return wanted
 
 
 _Part = tuple[Source, int, tuple[int, ...]]  # (stored in, first row there, shape)

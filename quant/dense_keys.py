@@ -23,12 +23,12 @@ def dense_keys(
     is_centered: bool = False,
 ) -> dict[str, Any]:
     """Without `ARCH.` in front: int is uint32, float is float32. n_rot: dims of a head that turn,
-    where not all do; is_centered: norms are LayerNorms."""
+    where not all do; is_centered: norms are LayerNorms; ffn_dim 0: no layer is dense."""
     return {
         "block_count": n_layers,
         "context_length": context,
         "embedding_length": dim,
-        "feed_forward_length": ffn_dim,
+        **({"feed_forward_length": ffn_dim} if ffn_dim else {}),
         "attention.head_count": heads,
         "attention.head_count_kv": kv_heads,
         "attention.key_length": head_dim,

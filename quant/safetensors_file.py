@@ -45,7 +45,8 @@ class SourceTensor:
 
     @property
     def n_rows(self) -> int:
-        return self.shape[0]
+        """Of a vector its values, of a stack of matrices the rows of all."""
+        return math.prod(self.shape[:-1]) if len(self.shape) > 1 else self.shape[0]
 
     def check_convertible(self) -> None:
         if self.dtype not in _NUMPY_TYPES:
@@ -53,9 +54,9 @@ class SourceTensor:
                 f"tensor {self.name!r} of {self.path.name} has type {self.dtype}; only "
                 f"{', '.join(_NUMPY_TYPES)} are converted: fetch the model as it was trained"
             )
-        if len(self.matrix_shape) not in (1, 2):
+        if len(self.matrix_shape) not in (1, 2, 3):
             raise UnsupportedError(
-                f"tensor {self.name!r} has {len(self.shape)} dimensions, expected 1 or 2"
+                f"tensor {self.name!r} has {len(self.shape)} dimensions, expected 1 to 3"
             )
 
     @property
@@ -67,7 +68,7 @@ class SourceTensor:
     def rows(self, index: slice | np.ndarray) -> np.ndarray:
         """The rows as a new float32 array (n, cols)."""
         stored = self.data.view(_NUMPY_TYPES[self.dtype])
-        picked = stored.reshape(self.shape[0], -1)[index]
+        picked = stored.reshape(self.n_rows, -1)[index]
         if self.dtype == "BF16":
             return (picked.astype(np.uint32) << 16).view(np.float32)
         return picked.astype(np.float32)

@@ -68,6 +68,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "granite": Architecture(has_rope_switch=True, divides_logits=True, supports=_GRANITE),
     "hunyuan-dense": Architecture(),
     "lfm2": Architecture(recurrence="short convolution"),
+    "lfm2moe": Architecture(
+        recurrence="short convolution", experts=ExpertDefaults(Gating.SIGMOID, renormalize=True)
+    ),
     "llama": Architecture(experts=ExpertDefaults(renormalize=True)),
     "mistral3": Architecture(supports=_MISTRAL3),
     "olmo2": Architecture(local_every=4, plain_local_rope=True),
@@ -78,6 +81,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3": Architecture(),
     "qwen3moe": Architecture(experts=ExpertDefaults(renormalize=True)),
     "qwen35": Architecture(recurrence="delta net", attention_every=4),
+    "qwen35moe": Architecture(
+        recurrence="delta net", attention_every=4, experts=ExpertDefaults(renormalize=True)
+    ),
     "qwen3vl": Architecture(),
     "smollm3": Architecture(no_rope_every=4),
 }

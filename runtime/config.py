@@ -164,7 +164,7 @@ def _layers(
         raise FileFormatError(f"{keys.arch}.block_count is {n_layers}, at most {_MAX_LAYERS}")
     heads = keys.per_layer("attention.head_count", n_layers)
     kv_heads = _kv_heads(keys, arch, n_layers, heads)
-    ffn_dims = keys.per_layer("feed_forward_length", n_layers)
+    ffn_dims = _ffn_dims(keys, n_layers)
     windows = _windows(keys, arch, n_layers)
     if arch.experts is None:
         keys.refuse({"expert_count": ("experts", 0)})
@@ -188,6 +188,13 @@ def _layers(
             rope = read_rope(keys, head_dim, rules, is_local=window > 0)
         layers.append(LayerConfig(h, kv, head_dim, value_dim, ffn, window, rope, experts[n]))
     return tuple(layers)
+
+
+def _ffn_dims(keys: Keys, n_layers: int) -> list[int]:
+    """Widths of dense layers; files where every layer has experts may leave them out."""
+    if keys.count("expert_count", 0):
+        return keys.per_layer("feed_forward_length", n_layers, default=[0] * n_layers, least=0)
+    return keys.per_layer("feed_forward_length", n_layers)
 
 
 def _kv_heads(keys: Keys, arch: Architecture, n_layers: int, heads: list[int]) -> list[int]:

@@ -36,6 +36,7 @@ SIZES: dict[str, tuple[str, int, int, int]] = {
     "hunyuan-dense": ("Hunyuan 1.8B", 32, 4, 128),
     "llama": ("Llama 3.2 1B", 16, 8, 64),
     "lfm2": ("LFM2 1.2B", 6, 8, 64),
+    "lfm2moe": ("LFM2 8B-A1B", 6, 8, 64),
     "mistral3": ("Ministral 3 3B", 26, 8, 128),
     "olmo2": ("OLMo 2 1B", 16, 16, 128),
     "phi3": ("Phi-4-mini", 32, 8, 128),
@@ -44,6 +45,7 @@ SIZES: dict[str, tuple[str, int, int, int]] = {
     "qwen2vl": ("Qwen2-VL 2B", 28, 2, 128),
     "qwen3": ("Qwen3 0.6B", 28, 8, 128),
     "qwen35": ("Qwen3.5 4B", 8, 4, 256),
+    "qwen35moe": ("Qwen3.5-35B-A3B", 10, 2, 256),
     "qwen3moe": ("Qwen3-30B-A3B", 48, 4, 128),
     "qwen3vl": ("Qwen3-VL 2B", 28, 8, 128),
     "smollm3": ("SmolLM3 3B", 36, 4, 128),
@@ -96,10 +98,11 @@ def _attention(arch: Architecture) -> str:
 
 
 def _layers(name: str) -> str:
-    recorder = RECORDERS[name]
+    recorder, arch = RECORDERS[name], ARCHITECTURES[name]
     if not isinstance(recorder, partial) or recorder.func.__name__ not in _ORDERS:
-        return (recorder.__doc__ or "").split("\n", 1)[0]
-    options, arch = recorder.keywords, ARCHITECTURES[name]
+        said = (recorder.__doc__ or "").split("\n", 1)[0].rstrip(".")
+        return f"{said}, experts" if arch.experts else said
+    options = recorder.keywords
     gelu = options.get("activation") is Activation.GELU_TANH
     parts = [
         _ORDERS[recorder.func.__name__],

@@ -30,6 +30,7 @@ _SEED = 20
 _N_TOKENS = 24
 _STORED_COLUMNS = 8  # of the large vocabularies every eighth logit is kept
 N_GREEDY = 24
+CHOICE_BIAS = ("correction_bias", "expert_bias")  # buffers of routers
 _N_SEEN = 3
 PROMPT = "Once upon a time the old man said"
 
@@ -178,7 +179,7 @@ def record_model(recipe: Mapping[str, Any], text: Path, folder: Path) -> Recorde
     model = model_class(config).float()
     norm_centre = recipe.get("norm_centre", 1.0)  # 0 where the model adds 1
     with torch.no_grad():
-        buffers = ((k, v) for k, v in model.named_buffers() if k.endswith("correction_bias"))
+        buffers = ((k, v) for k, v in model.named_buffers() if k.endswith(CHOICE_BIAS))
         for key, values in (*model.named_parameters(), *buffers):
             # Constant initial values would hide a missing bias or a misplaced "+1".
             std = 0.3 if values.ndim == 1 else values.shape[-1] ** -0.5

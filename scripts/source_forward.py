@@ -8,6 +8,7 @@ of the conversion cannot hide on both sides. Weights are read a slice at a time.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from martlet.scripts.source_recurrent import LAYERS as RECURRENT
 from martlet.scripts.source_recurrent import sigmoid
 
 _SLICE_WEIGHTS = 1 << 24
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)")
 _FUSED = {"q": "qkv", "k": "qkv", "v": "qkv", "gate": "gate_up", "up": "gate_up"}
 
 
@@ -92,27 +94,37 @@ class _Source:
 
     def linear(self, x: np.ndarray, name: str) -> np.ndarray:
         """x W^T + b; of a fused tensor only the part with this name."""
-        first, stop, name = self._place(name)
-        weight, bias = self._find(f"{name}.weight"), self._find(f"{name}.bias")
-        stop = stop or weight.n_rows
+        first, stop, weight, bias = self._place(name)
         step = max(1, _SLICE_WEIGHTS // x.shape[1])
         starts = range(first, stop, step)
         parts = [x @ weight.rows(slice(at, min(at + step, stop))).T for at in starts]
         y = np.concatenate(parts, axis=1)
         return y if bias is None else y + bias.rows(slice(first, stop))[:, 0]
 
-    def _place(self, name: str) -> tuple[int, int, str]:
-        """(first row, end, tensor) of a projection; end 0: the whole tensor."""
-        if self._find(f"{name}.weight") is not None:
-            return 0, 0, name
+    def _place(self, name: str) -> tuple[int, int, Any, Any]:
+        """(first row, end, tensor, bias) of a projection."""
+        if (weight := self._find(f"{name}.weight")) is not None:
+            return 0, weight.n_rows, weight, self._find(f"{name}.bias")
         s, (layer, part) = self.settings, name.rsplit(".", 1)
         short = part.removesuffix("_proj")
+        if match := _EXPERT.fullmatch(layer):
+            fused = f"{match[1]}.{_FUSED.get(short, short)}_proj"
+            weight = self._find(fused)  # (experts, rows, cols)
+            height = weight.shape[1] // (2 if short in _FUSED else 1)
+            first = int(match[2]) * weight.shape[1] + height * (short == "up")
+            return first, first + height, weight, None
         q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
         order = (
             {"q": q, "k": kv, "v": kv} if short in "qkv" else {"gate": s.ffn_dim, "up": s.ffn_dim}
         )
         first = sum(list(order.values())[: list(order).index(short)])
-        return first, first + order[short], f"{layer}.{_FUSED[short]}_proj"
+        fused = f"{layer}.{_FUSED[short]}_proj"
+        return (
+            first,
+            first + order[short],
+            self._find(f"{fused}.weight"),
+            self._find(f"{fused}.bias"),
+        )
 
 
 def _mixed(source: _Source, config: Mapping[str, Any], n: int, x: np.ndarray) -> np.ndarray:

@@ -40,6 +40,7 @@ RECORDERS: dict[str, Recorder] = {
     "granite": partial(dense.pre_norm, style=PAIR),
     "hunyuan-dense": partial(dense.pre_norm, style=HALF, head_norm=HeadNorm.AFTER_ROPE),
     "lfm2": recurrent.lfm2,
+    "lfm2moe": recurrent.lfm2,
     "llama": partial(dense.pre_norm, style=PAIR),
     "mistral3": partial(dense.pre_norm, style=PAIR),
     "olmo2": partial(dense.post_norm, style=HALF, head_norm=HeadNorm.WHOLE),
@@ -50,6 +51,7 @@ RECORDERS: dict[str, Recorder] = {
     "qwen3": partial(dense.pre_norm, style=HALF, head_norm=HeadNorm.HEADS),
     "qwen3moe": partial(dense.pre_norm, style=HALF, head_norm=HeadNorm.HEADS),
     "qwen35": recurrent.qwen35,
+    "qwen35moe": recurrent.qwen35,
     "qwen3vl": partial(dense.pre_norm, style=HALF, head_norm=HeadNorm.HEADS),
     "smollm3": partial(dense.pre_norm, style=PAIR),
 }

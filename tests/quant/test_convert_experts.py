@@ -57,6 +57,18 @@ def test_other_tensors_stay() -> None:
     assert stacked({"b.weight": plain, **numbered(2)})["b.weight"] is plain
 
 
+def test_a_stored_stack_of_gate_and_up_is_taken_apart() -> None:
+    values = np.arange(3 * 4 * 2, dtype=np.float32).reshape(3, 4, 2)
+    found = stacked({"a.experts.gate_up_proj": tensor("a.experts.gate_up_proj", values)})
+    assert list(found) == ["a.experts.gate_proj.weight", "a.experts.up_proj.weight"]
+    for part, expected in zip(found.values(), (values[:, :2], values[:, 2:]), strict=True):
+        assert part.shape == (3, 2, 2)
+        np.testing.assert_array_equal(part.rows(slice(0, 6)), expected.reshape(6, 2))
+        np.testing.assert_array_equal(part.rows(slice(1, 3)), expected.reshape(6, 2)[1:3])
+    with pytest.raises(FileFormatError, match="5 rows of every expert"):
+        stacked({"a.experts.gate_up_proj": tensor("x", np.zeros((3, 5, 2)))})
+
+
 @pytest.mark.parametrize("kind", ["a gap", "another shape"])
 def test_experts_that_do_not_fit_together_are_refused(kind: str) -> None:
     parts = numbered(3)

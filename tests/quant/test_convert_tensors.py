@@ -194,7 +194,7 @@ def quantize(arrays: Arrays) -> None:
 
 
 def add_dimension(arrays: Arrays) -> None:
-    arrays["model.norm.weight"] = arrays["model.norm.weight"][:, None, None]
+    arrays["model.norm.weight"] = arrays["model.norm.weight"][:, None, None, None]
 
 
 def drop_embedding(arrays: Arrays) -> None:
@@ -213,7 +213,7 @@ def fuse_twice(arrays: Arrays) -> None:
         (add_unknown, UnsupportedError, "weight_scale_inv' has no place in a llama model"),
         (add_twin, FileFormatError, "are one"),
         (quantize, UnsupportedError, "has type U8"),
-        (add_dimension, UnsupportedError, "3 dimensions"),
+        (add_dimension, UnsupportedError, "4 dimensions"),
         (drop_embedding, FileFormatError, "'model.embed_tokens.weight' is missing"),
         (fuse_twice, FileFormatError, "both in the checkpoint"),
     ],

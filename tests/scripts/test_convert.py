@@ -143,6 +143,23 @@ def test_fused_projections_compute_the_same(tmp_path: Path) -> None:
     assert compare_logits(conversion, convert(folder, tmp_path / "x.gguf")).is_exact
 
 
+def test_stored_stacks_of_experts_compute_the_same(tmp_path: Path) -> None:
+    folder = copied("qwen35moe", tmp_path)
+    arrays = stored_arrays(folder)
+    for n in range(2):
+        stem = f"model.layers.{n}.mlp.experts."
+        gate, up, down = (
+            np.stack([arrays.pop(f"{stem}{e}.{part}_proj.weight") for e in range(5)])
+            for part in ("gate", "up", "down")
+        )
+        arrays[f"{stem}gate_up_proj"] = np.concatenate((gate, up), axis=1)
+        arrays[f"{stem}down_proj"] = down
+    rewrite(folder, arrays)
+    path = convert(folder, tmp_path / "qwen35moe.gguf")
+    assert path.read_bytes() == gguf_of("qwen35moe").read_bytes()
+    assert compare_logits(read_conversion(folder, FACTS), path).is_exact
+
+
 # -- quantized ------------------------------------------------------------------------------------
 
 
