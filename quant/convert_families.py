@@ -46,6 +46,7 @@ class Norms:
 
 
 QKV, GATE_UP = "self_attn.qkv_proj", "mlp.gate_up_proj"  # where they are fused
+SHARED_GATE_UP = "mlp.shared_experts.gate_up_proj"
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _ATTENTION = (*_QKV, "self_attn.o_proj")
 _MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
@@ -266,24 +267,39 @@ _SMOLLM3 = Family(
         32768, 1e-6, num_key_value_heads=4, tie_word_embeddings=True, no_rope_layer_interval=4
     ),
 )
+_GRANITE_SCALES = {
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "attention_multiplier": "attention.scale",
+    "logits_scaling": "logit_scale",
+}
+_GRANITE_DEFAULTS = _defaults(2048, 1e-6, **dict.fromkeys(_GRANITE_SCALES, 1.0))
 _GRANITE = Family(
     "granite",
     rope_pairs=True,
-    scales={
-        "embedding_multiplier": "embedding_scale",
-        "residual_multiplier": "residual_scale",
-        "attention_multiplier": "attention.scale",
-        "logits_scaling": "logit_scale",
-    },
+    scales=_GRANITE_SCALES,
     divides_logits=True,
-    defaults=_defaults(
-        2048,
-        1e-6,
-        embedding_multiplier=1.0,
-        residual_multiplier=1.0,
-        attention_multiplier=1.0,
-        logits_scaling=1.0,
+    defaults=_GRANITE_DEFAULTS,
+)
+_GRANITEMOE = replace(
+    _GRANITE,
+    arch="granitemoe",
+    experts=ExpertKeys(
+        count=("num_local_experts",), shared_dim="shared_intermediate_size", normalizes=True
     ),
+    renames={
+        ".block_sparse_moe.input_linear.weight": ".mlp.experts.gate_up_proj",
+        ".block_sparse_moe.output_linear.weight": ".mlp.experts.down_proj",
+        ".block_sparse_moe.router.layer.": ".mlp.gate.",
+        ".shared_mlp.input_linear.": f".{SHARED_GATE_UP}.",
+        ".shared_mlp.output_linear.": ".mlp.shared_experts.down_proj.",
+    },
+    defaults={
+        **_GRANITE_DEFAULTS,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 0,
+    },
 )
 _MINISTRAL3 = Family(
     "mistral3",
@@ -491,6 +507,8 @@ FAMILIES: dict[str, Family] = {
     "Phi3ForCausalLM": _PHI3,
     "SmolLM3ForCausalLM": _SMOLLM3,
     "GraniteForCausalLM": _GRANITE,
+    "GraniteMoeForCausalLM": _GRANITEMOE,
+    "GraniteMoeSharedForCausalLM": _GRANITEMOE,
     "Ministral3ForCausalLM": _MINISTRAL3,
     "Olmo2ForCausalLM": _OLMO2,
     "Olmo3ForCausalLM": _OLMO3,

@@ -17,7 +17,7 @@ import numpy as np
 
 from .convert_config import Settings
 from .convert_experts import Source, stacked
-from .convert_families import GATE_UP, QKV, Family, HeadNorm
+from .convert_families import GATE_UP, QKV, SHARED_GATE_UP, Family, HeadNorm
 from .convert_recurrent import NO_CHANGE, Change
 from .errors import FileFormatError, UnsupportedError
 from .safetensors_file import SourceTensor
@@ -43,6 +43,7 @@ _KEPT_FUSED = {QKV: ("qkv", "dim"), GATE_UP: ("gate_up", "dim")}
 _FUSED = {
     QKV: ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     GATE_UP: ("mlp.gate_proj", "mlp.up_proj"),
+    SHARED_GATE_UP: ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
 }
 # How classes around a language model call it. The first that fits is replaced.
 _PREFIXES = (

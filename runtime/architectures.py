@@ -66,6 +66,12 @@ ARCHITECTURES: dict[str, Architecture] = {
     "glm4": Architecture(),
     "glm4moe": Architecture(experts=ExpertDefaults(Gating.SIGMOID), supports=_NEXTN),
     "granite": Architecture(has_rope_switch=True, divides_logits=True, supports=_GRANITE),
+    "granitemoe": Architecture(
+        has_rope_switch=True,
+        divides_logits=True,
+        experts=ExpertDefaults(renormalize=True),
+        supports=_GRANITE,
+    ),
     "hunyuan-dense": Architecture(),
     "lfm2": Architecture(recurrence="short convolution"),
     "lfm2moe": Architecture(

@@ -33,6 +33,7 @@ SIZES: dict[str, tuple[str, int, int, int]] = {
     "glm4": ("GLM-4 9B 0414", 40, 2, 128),
     "glm4moe": ("GLM-4.5-Air", 46, 8, 128),
     "granite": ("Granite 3.3 2B", 40, 8, 64),
+    "granitemoe": ("Granite 3.1 3B-A800M", 32, 8, 64),
     "hunyuan-dense": ("Hunyuan 1.8B", 32, 4, 128),
     "llama": ("Llama 3.2 1B", 16, 8, 64),
     "lfm2": ("LFM2 1.2B", 6, 8, 64),

@@ -113,18 +113,12 @@ class _Source:
             height = weight.shape[1] // (2 if short in _FUSED else 1)
             first = int(match[2]) * weight.shape[1] + height * (short == "up")
             return first, first + height, weight, None
-        q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
-        order = (
-            {"q": q, "k": kv, "v": kv} if short in "qkv" else {"gate": s.ffn_dim, "up": s.ffn_dim}
-        )
-        first = sum(list(order.values())[: list(order).index(short)])
         fused = f"{layer}.{_FUSED[short]}_proj"
-        return (
-            first,
-            first + order[short],
-            self._find(f"{fused}.weight"),
-            self._find(f"{fused}.bias"),
-        )
+        weight, bias = self._find(f"{fused}.weight"), self._find(f"{fused}.bias")
+        q, kv, half = s.heads * s.head_dim, s.kv_heads * s.head_dim, weight.n_rows // 2
+        order = {"q": q, "k": kv, "v": kv} if short in "qkv" else {"gate": half, "up": half}
+        first = sum(list(order.values())[: list(order).index(short)])
+        return first, first + order[short], weight, bias
 
 
 def _mixed(source: _Source, config: Mapping[str, Any], n: int, x: np.ndarray) -> np.ndarray:

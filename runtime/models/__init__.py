@@ -38,6 +38,7 @@ RECORDERS: dict[str, Recorder] = {
         mlp_norm="post_attention_norm",
     ),
     "granite": partial(dense.pre_norm, style=PAIR),
+    "granitemoe": partial(dense.pre_norm, style=PAIR),
     "hunyuan-dense": partial(dense.pre_norm, style=HALF, head_norm=HeadNorm.AFTER_ROPE),
     "lfm2": recurrent.lfm2,
     "lfm2moe": recurrent.lfm2,

@@ -15,7 +15,7 @@ from ..experts import Experts
 from ..ops import Activation, RopeStyle, RowKind
 from ..plan_builder import PlanBuilder
 from ..rope import Rope
-from ..weights import WeightSource, finite_values
+from ..weights import WeightSource, finite_values, row_runs
 
 
 class HeadNorm(Enum):
@@ -145,7 +145,8 @@ class Recording:
         gate, up = (f"ffn_{part}{suffix}" for part in ("gate", "up"))
         shapes = {gate: (width, dim), up: (width, dim)}
         if self.weights.shape(f"blk.{n}.{up}.weight") == (2 * width, dim):
-            shapes = {up: (2 * width, dim)}
+            halves = (row_runs(up, at, at + width, 2 * width) for at in (0, width))
+            shapes = dict.fromkeys(halves, (width, dim))
         gated = self.plan.glu(self.linear(n, x, shapes, name="gate_up"), activation)
         down = {f"ffn_down{suffix}": (dim, width)}
         return self.linear(n, gated, down, name="ffn_out", add_to=add_to)
