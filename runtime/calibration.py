@@ -26,7 +26,7 @@ from .models import record_plan
 from .ops import BufferKind, KvType, OpKind, RowKind
 from .plan import Op, Plan
 from .step import Step
-from .weights import WeightSource
+from .weights import WeightSource, stored_name
 
 _WEIGHTS_OF = {OpKind.LINEAR: ("w0", "w1", "w2"), OpKind.LINEAR_GLU: ("gate", "up")}
 _BLOCK_TOKENS = 32
@@ -173,15 +173,16 @@ def observed_inputs(plan: Plan) -> dict[int, tuple[str, ...]]:
             raise ModelError("calibration reads float activations; record the plan with f32")
         is_head = plan.buffers[buffer].rows is RowKind.OUT
         key = plan.hidden if is_head else buffer
-        found[key] = found.get(key, ()) + tuple(_names(plan, op))
+        found[key] = tuple(dict.fromkeys((*found.get(key, ()), *_names(plan, op))))
     return found
 
 
 def _names(plan: Plan, op: Op) -> Iterable[str]:
+    """Of tensors as files have them, though the weight may be some of their rows."""
     for field in _WEIGHTS_OF[op.kind]:
         at = op.weight_of(field)
         if at >= 0:
-            yield plan.tensors[at].name
+            yield stored_name(plan.tensors[at].name)
 
 
 def _step(tokens: Sequence[int], start: int, n_blocks: int) -> Step:

@@ -6,13 +6,14 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from martlet.runtime.calibration import Calibrator, InputMoments
+from martlet.runtime.calibration import Calibrator, InputMoments, observed_inputs
 from martlet.runtime.errors import ModelError
 from martlet.runtime.executors.choice import executor_class
 from martlet.runtime.executors.native import NativeExecutor
 from martlet.runtime.models import record_plan
 from martlet.runtime.ops import BufferKind
 
+from ..recorded import recorded_model
 from .tiny import Chunk, TinyDims, TinyModel, make_step, run_tokens, tiny_model
 
 DIMS = TinyDims(dim=64, ffn_dim=96, heads=4, kv_heads=2, head_dim=16, vocab_size=90)
@@ -54,6 +55,15 @@ def test_every_matrix_is_observed_once(model: TinyModel) -> None:
     names = [name for sums in moments(model, "reference", full=False) for name in sums.weights]
     matrices = {n for n in model.weights.names() if len(model.weights.shape(n)) == 2}
     assert sorted(names) == sorted(matrices)
+
+
+@pytest.mark.parametrize("name", ["phi3", "qwen35"])
+def test_some_rows_of_a_tensor_are_observed_under_its_name(name: str) -> None:
+    config, weights = recorded_model(name)
+    plan = record_plan(config, weights, 8, activations=BufferKind.F32, keep=True)
+    names = [name for group in observed_inputs(plan).values() for name in group]
+    assert len(set(names)) == len(names)
+    assert set(names) <= set(weights.names())
 
 
 def test_moments_of_wide_rows_are_those_of_all_rows() -> None:
