@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from .convert_experts import SourceExperts, read_experts
-from .convert_families import FAMILIES, Family, HeadNorm, Windows
-from .convert_recurrent import READERS, Recurrence, adjusted_ffn_dim
+from .convert_families import FAMILIES, Family, HeadNorm, Windows, family_of
+from .convert_recurrent import ATTENTION, READERS, Recurrence, adjusted_ffn_dim
 from .convert_rope import RopeKeys, positive, rope_keys
 from .dense_keys import dense_keys
 from .errors import FileFormatError, UnsupportedError
 
 _LOCAL = "sliding_attention"
-_LAYER_KINDS = ("full_attention", _LOCAL)
 
 # Keys that change the arithmetic in ways that nothing here implements, and the values that do not.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -64,9 +63,12 @@ class Settings:
     recurrence: Recurrence | None  # of layers without attention
     head_norm: HeadNorm
     experts: SourceExperts | None
+    is_turned: bool  # positions turn queries and keys at all
 
     def has_rope(self, n: int) -> bool:
         """Whether positions turn the queries and keys of layer n."""
+        if not self.is_turned:
+            return False
         if self.family.rope_on_local_only and any(self.is_local):
             return self.is_local[n]
         every = self.family.no_rope_every
@@ -94,6 +96,8 @@ class Settings:
         }
         if self.recurrence:
             keys |= self.recurrence.metadata
+        if self.family.rope_switch:
+            keys["rope.scaling.finetuned"] = self.is_turned
         if any(self.is_local):
             keys["attention.sliding_window"] = self.window
             if not all(self.is_local):
@@ -163,6 +167,7 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
         recurrence=recurrence,
         head_norm=_head_norm(keys, family),
         experts=experts,
+        is_turned=not family.rope_switch or keys.values.get(family.rope_switch) == "rope",
     )
 
 
@@ -176,9 +181,9 @@ def _ffn_dim(keys: _Config, family: Family) -> int:
     if family.adjusts_ffn:
         return adjusted_ffn_dim(keys)
     experts = family.experts
-    if experts and experts.dim and not experts.first and "intermediate_size" not in keys.values:
+    if experts and experts.dim and not experts.first and family.ffn_key not in keys.values:
         return 0
-    return keys.count("intermediate_size")
+    return keys.count(family.ffn_key)
 
 
 def _cap(config: Mapping[str, Any], key: str) -> float:
@@ -224,7 +229,7 @@ def _family(config: Mapping[str, Any]) -> Family:
         raise UnsupportedError(
             f"config.json: architectures is {classes!r}; convertible: {', '.join(FAMILIES)}"
         )
-    return FAMILIES[name]
+    return family_of(name, config)
 
 
 def _refuse_unsupported(given: Mapping[str, Any], family: Family) -> None:
@@ -301,7 +306,7 @@ def _local_layers(keys: _Config, family: Family, n_layers: int) -> tuple[bool, .
     if not isinstance(kinds, list) or len(kinds) != n_layers:
         raise FileFormatError(f"config.json: layer_types does not name {n_layers} layers")
     for kind in kinds:
-        if kind not in (_LAYER_KINDS if has_windows else _LAYER_KINDS[:1]):
+        if kind not in ((*ATTENTION, _LOCAL) if has_windows else ATTENTION):
             raise UnsupportedError(f"config.json: layer type {kind!r} is not supported")
     return tuple(kind == _LOCAL for kind in kinds)
 

@@ -6,12 +6,13 @@ tensors, files. Class names, key names and defaults are those of Hugging Face's 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
 from .convert_experts import ExpertKeys
+from .convert_recurrent import ATTENTION
 
 
 class HeadNorm(Enum):
@@ -86,7 +87,9 @@ class Family:
     wide_query_layers: int = 0  # with so many layers the query scale is that of dim / heads
     experts: ExpertKeys | None = None  # None: every layer is dense
     recurrence: str = ""  # of layers without attention: a row of convert_recurrent.READERS
-    adjusts_ffn: bool = False  # intermediate_size is not yet the width
+    rope_switch: str = ""  # a key whose value "rope" says that positions turn q and k at all
+    ffn_key: str = "intermediate_size"
+    adjusts_ffn: bool = False  # it is not yet the width
     renames: Mapping[str, str] = field(default_factory=dict)  # parts of names, to those of others
     final_norm: str = "model.norm"
     eps_key: str = "rms_norm_eps"
@@ -301,6 +304,45 @@ _GRANITEMOE = replace(
         "shared_intermediate_size": 0,
     },
 )
+# Granite 4: one class for layers of Mamba-2 with and without experts, and for none of either.
+_GRANITE4MOE = replace(
+    _GRANITEMOE,
+    rope_switch="position_embedding_type",
+    defaults={**_GRANITEMOE.defaults, "shared_intermediate_size": 1024},
+)
+_GRANITE4 = replace(
+    _GRANITE,
+    rope_switch="position_embedding_type",
+    ffn_key="shared_intermediate_size",
+    renames={
+        ".shared_mlp.input_linear.": f".{GATE_UP}.",
+        ".shared_mlp.output_linear.": ".mlp.down_proj.",
+    },
+)
+_MAMBA2: dict[str, Any] = {"mamba_d_conv": 4, "mamba_n_groups": 1, "mamba_conv_bias": True}
+_DT_BIAS = {".mamba.dt_bias": ".mamba.dt_proj.bias"}
+
+
+def _with_mamba2(family: Family) -> Family:
+    return replace(
+        family,
+        arch="granitehybrid",
+        recurrence="Mamba-2",
+        renames={**family.renames, **_DT_BIAS},
+        defaults={**family.defaults, **_MAMBA2},
+    )
+
+
+_GRANITEHYBRID, _GRANITEHYBRIDMOE = _with_mamba2(_GRANITE4), _with_mamba2(_GRANITE4MOE)
+
+
+def _granite4(config: Mapping[str, Any]) -> Family:
+    kinds, has_experts = config.get("layer_types"), bool(config.get("num_local_experts", 8))
+    if isinstance(kinds, list) and all(kind in ATTENTION for kind in kinds):
+        return _GRANITE4MOE if has_experts else _GRANITE4
+    return _GRANITEHYBRIDMOE if has_experts else _GRANITEHYBRID
+
+
 _MINISTRAL3 = Family(
     "mistral3",
     rope_pairs=True,
@@ -491,7 +533,7 @@ _QWEN3_5MOE = replace(
     ),
 )
 
-FAMILIES: dict[str, Family] = {
+FAMILIES: dict[str, Family | Callable[[Mapping[str, Any]], Family]] = {
     "LlamaForCausalLM": _LLAMA,
     "LLaMAForCausalLM": _LLAMA,
     "MistralForCausalLM": _MISTRAL,
@@ -509,6 +551,7 @@ FAMILIES: dict[str, Family] = {
     "GraniteForCausalLM": _GRANITE,
     "GraniteMoeForCausalLM": _GRANITEMOE,
     "GraniteMoeSharedForCausalLM": _GRANITEMOE,
+    "GraniteMoeHybridForCausalLM": _granite4,
     "Ministral3ForCausalLM": _MINISTRAL3,
     "Olmo2ForCausalLM": _OLMO2,
     "Olmo3ForCausalLM": _OLMO3,
@@ -526,3 +569,9 @@ FAMILIES: dict[str, Family] = {
     "Qwen3_5MoeForCausalLM": _QWEN3_5MOE,
     "Qwen3_5MoeForConditionalGeneration": _QWEN3_5MOE,
 }
+
+
+def family_of(name: str, config: Mapping[str, Any]) -> Family:
+    """Of a class that is in FAMILIES; some classes are several architectures."""
+    found = FAMILIES[name]
+    return found if isinstance(found, Family) else found(config)

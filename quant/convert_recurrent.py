@@ -1,7 +1,7 @@
 """Recurrent layers of checkpoints: their parts, sizes and metadata, and what changes on the way.
 
-Owns: names and keys of short convolutions (LFM2) and gated delta nets (Qwen 3.5), as `transformers`
-5.24 has them. Must not know: files, tokenizers, layers with attention.
+Owns: names and keys of short convolutions (LFM2), gated delta nets (Qwen 3.5) and Mamba-2 layers,
+as `transformers` 5.24 has them. Must not know: files, tokenizers, layers with attention.
 
 A delta net's value heads stand in groups, those of one key head side by side; in a GGUF file they
 are tiled, head h of v belonging to key head h mod k_heads. So rows and columns that belong to value
@@ -18,7 +18,7 @@ import numpy as np
 
 from .errors import FileFormatError, UnsupportedError
 
-ATTENTION = "full_attention"
+ATTENTION = ("full_attention", "attention")
 
 
 class CountedKeys(Protocol):
@@ -35,6 +35,7 @@ class Change:
     rows: np.ndarray | None = None
     cols: np.ndarray | None = None
     values: Callable[[np.ndarray], np.ndarray] | None = None
+    shape: tuple[int, ...] = ()  # in the file, where it is another one
 
 
 NO_CHANGE = Change()
@@ -51,21 +52,27 @@ class Recurrence:
     q_rows: int = 1  # rows of a query head, in heads: 2 where a gate stands behind each
 
 
-def _is_recurrent(keys: CountedKeys, name: str) -> tuple[bool, ...]:
+def _is_recurrent(keys: CountedKeys, *names: str) -> tuple[bool, ...]:
     n_layers, kinds = keys.count("num_hidden_layers"), keys.values.get("layer_types")
     if not isinstance(kinds, list) or len(kinds) != n_layers:
         raise FileFormatError(f"config.json: layer_types does not name {n_layers} layers")
     for kind in kinds:
-        if kind not in (name, ATTENTION):
+        if kind not in (*names, *ATTENTION):
             raise UnsupportedError(f"config.json: layer type {kind!r} is not supported")
-    return tuple(kind == name for kind in kinds)
+    return tuple(kind in names for kind in kinds)
+
+
+def _kv_heads(keys: CountedKeys, is_recurrent: tuple[bool, ...]) -> list[int]:
+    """Of each layer; none of those that are recurrent instead."""
+    kv_heads = keys.count("num_key_value_heads")
+    return [0 if is_not else kv_heads for is_not in is_recurrent]
 
 
 def short_convolution(keys: CountedKeys) -> Recurrence:
     dim, taps = keys.count("hidden_size"), keys.count("conv_L_cache")
     if keys.values.get("conv_bias"):
         raise UnsupportedError("config.json: conv_bias is true, which is not supported")
-    is_recurrent, kv_heads = _is_recurrent(keys, "conv"), keys.count("num_key_value_heads")
+    is_recurrent = _is_recurrent(keys, "conv")
     return Recurrence(
         is_recurrent,
         {
@@ -75,7 +82,7 @@ def short_convolution(keys: CountedKeys) -> Recurrence:
         },
         {
             "shortconv.l_cache": taps,
-            "attention.head_count_kv": [0 if is_not else kv_heads for is_not in is_recurrent],
+            "attention.head_count_kv": _kv_heads(keys, is_recurrent),
         },
     )
 
@@ -143,7 +150,63 @@ def _rope_sections(keys: CountedKeys) -> list[int]:
     return [*sections, 0]
 
 
+def mamba2(keys: CountedKeys) -> Recurrence:
+    dim, taps = keys.count("hidden_size"), keys.count("mamba_d_conv")
+    heads, groups = keys.count("mamba_n_heads"), keys.count("mamba_n_groups")
+    state_dim, head_dim = keys.count("mamba_d_state"), _mamba2_head_dim(keys, dim, heads)
+    if heads % groups:
+        raise FileFormatError(f"config.json: {heads} heads of Mamba-2 in {groups} groups")
+    _refuse(keys, "mamba_proj_bias", (False,))
+    _refuse(keys, "time_step_limit", _NO_LIMITS)
+    inner = heads * head_dim
+    channels = inner + 2 * groups * state_dim
+    table: dict[str, tuple[tuple[int, ...], Change]] = {
+        "in_proj.weight": ((inner + channels + heads, dim), NO_CHANGE),
+        "conv1d.weight": ((channels, taps), NO_CHANGE),
+        "A_log": ((heads,), Change(values=lambda a: -np.exp(a), shape=(heads, 1))),
+        "D": ((heads,), Change(shape=(heads, 1))),
+        "dt_proj.bias": ((heads,), NO_CHANGE),
+        "norm.weight": ((inner,), Change(shape=(groups, inner // groups))),
+        "out_proj.weight": ((dim, inner), NO_CHANGE),
+    }
+    if keys.values.get("mamba_conv_bias"):
+        table["conv1d.bias"] = ((channels,), NO_CHANGE)
+    is_recurrent = _is_recurrent(keys, "mamba", "linear_attention")
+    return Recurrence(
+        is_recurrent,
+        {f"mamba.{part}": shape for part, (shape, _) in table.items()},
+        {
+            "attention.head_count_kv": _kv_heads(keys, is_recurrent),
+            "ssm.conv_kernel": taps,
+            "ssm.group_count": groups,
+            "ssm.time_step_rank": heads,
+            "ssm.state_size": state_dim,
+            "ssm.inner_size": inner,
+        },
+        {f"mamba.{part}": change for part, (_, change) in table.items()},
+    )
+
+
+def _mamba2_head_dim(keys: CountedKeys, dim: int, heads: int) -> int:
+    if keys.values.get("mamba_d_head", "auto") != "auto":
+        return keys.count("mamba_d_head")
+    inner = keys.count("mamba_d_ssm", keys.count("mamba_expand", 2) * dim)
+    if inner % heads:
+        raise FileFormatError(f"config.json: {inner} values in {heads} heads of Mamba-2")
+    return inner // heads
+
+
+# As transformers writes infinity, as Python's json does, and none at all.
+_NO_LIMITS = (None, [0, {"__float__": "Infinity"}], [0, float("inf")])
+
+
+def _refuse(keys: CountedKeys, key: str, supported: tuple[Any, ...]) -> None:
+    if (value := keys.values.get(key, supported[0])) not in supported:
+        raise UnsupportedError(f"config.json: {key} is {value!r:.80}, which is not supported")
+
+
 READERS: dict[str, Callable[[CountedKeys], Recurrence]] = {
     "short convolution": short_convolution,
     "delta net": delta_net,
+    "Mamba-2": mamba2,
 }

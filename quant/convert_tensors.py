@@ -84,6 +84,8 @@ class Weight:
         if self.source is None:
             assert self.values is not None
             return self.values[start:stop]
+        if len(self.shape) > 1 and len(self.source.shape) == 1:  # a vector, in rows
+            start, stop = start * self.shape[-1], stop * self.shape[-1]
         index: slice | np.ndarray = slice(self.first + start, self.first + stop)
         if self.heads:
             index = self.first + halves_to_pairs(np.arange(start, stop), self.n_rows // self.heads)
@@ -326,4 +328,4 @@ def _weight(
     change = NO_CHANGE
     if settings.recurrence and (match := _LAYER.match(name)):
         change = settings.recurrence.changes.get(name[match.end() :], NO_CHANGE)
-    return Weight(new_name, tuple(shape), source, first, heads, offset, change)
+    return Weight(new_name, change.shape or tuple(shape), source, first, heads, offset, change)

@@ -28,7 +28,7 @@ class Architecture:
     experts: ExpertDefaults | None = None  # None: no file has any
     attention_cap: float = 0.0  # scores are cap * tanh(score / cap), where the file says nothing
     logit_cap: float = 0.0  # the same of logits
-    recurrence: str = ""  # of layers without kv_heads: a row of recurrence.READERS
+    recurrence: str = ""  # of layers without attention: a row of recurrence.READERS
     attention_every: int = 0  # full_attention_interval: layer l has it when (l + 1) mod n = 0
     supports: frozenset[str] = frozenset()  # of config.RESTRICTED
 
@@ -66,6 +66,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     "glm4": Architecture(),
     "glm4moe": Architecture(experts=ExpertDefaults(Gating.SIGMOID), supports=_NEXTN),
     "granite": Architecture(has_rope_switch=True, divides_logits=True, supports=_GRANITE),
+    "granitehybrid": Architecture(
+        has_rope_switch=True,
+        divides_logits=True,
+        experts=ExpertDefaults(renormalize=True),
+        recurrence="Mamba-2",
+        supports=_GRANITE,
+    ),
     "granitemoe": Architecture(
         has_rope_switch=True,
         divides_logits=True,

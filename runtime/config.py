@@ -43,6 +43,7 @@ class LayerConfig:
     window: int  # a key is visible when its distance is below this; 0: all keys
     rope: Rope | None  # None: positions do not turn queries and keys
     experts: Experts | None = None  # None: a dense layer
+    is_recurrent: bool = False  # whatever kv_heads says of attention
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class ModelConfig:
     context_train: int
     dim: int
     norm_eps: float
+    stream_eps: float  # the same, of norms of the residual stream
     embedding_scale: float
     attention_scale: float
     layers: tuple[LayerConfig, ...]
@@ -64,7 +66,7 @@ class ModelConfig:
     logit_cap: float = 0.0  # logits are cap * tanh(logits / cap); 0: as they are
     temperature: float = 0.0  # queries at position p grow by temperature * ln(1 + p // span)
     temperature_span: int = 0
-    recurrence: Recurrence = NO_RECURRENCE  # of layers without kv_heads
+    recurrence: Recurrence = NO_RECURRENCE  # of layers that are recurrent
 
     @property
     def n_layers(self) -> int:
@@ -89,6 +91,7 @@ class ModelConfig:
         # The residual stream is kept divided by residual_scale, so that sub-layers add to it as
         # they are: norms divide by its size anyway, and see the same where eps shrinks with it.
         residual_scale = keys.scale("residual_scale")
+        norm_eps = _norm_eps(keys, habits)
         logit_scale = keys.scale("logit_scale")
         temperature = keys.number("attention.temperature_scale", 0.0)
         return cls(
@@ -97,7 +100,8 @@ class ModelConfig:
             vocab_size=_vocab_size(shapes, dim),
             context_train=keys.count("context_length"),
             dim=dim,
-            norm_eps=_norm_eps(keys, habits) / residual_scale**2,
+            norm_eps=norm_eps,
+            stream_eps=norm_eps / residual_scale**2,
             embedding_scale=keys.number("embedding_scale", default_scale) / residual_scale,
             attention_scale=_attention_scale(keys, habits, dim, layers),
             layers=layers,
@@ -186,7 +190,10 @@ def _layers(
         rope = None
         if _has_rope(keys, arch, n, window, windows):
             rope = read_rope(keys, head_dim, rules, is_local=window > 0)
-        layers.append(LayerConfig(h, kv, head_dim, value_dim, ffn, window, rope, experts[n]))
+        is_recurrent = bool(arch.recurrence) and kv == 0
+        layers.append(
+            LayerConfig(h, kv, head_dim, value_dim, ffn, window, rope, experts[n], is_recurrent)
+        )
     return tuple(layers)
 
 

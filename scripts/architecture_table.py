@@ -11,7 +11,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from martlet.quant.convert_families import FAMILIES
+from martlet.quant.convert_families import FAMILIES, family_of
 from martlet.runtime.architectures import ARCHITECTURES, Architecture
 from martlet.runtime.models import RECORDERS
 from martlet.runtime.models.blocks import HeadNorm
@@ -33,6 +33,7 @@ SIZES: dict[str, tuple[str, int, int, int]] = {
     "glm4": ("GLM-4 9B 0414", 40, 2, 128),
     "glm4moe": ("GLM-4.5-Air", 46, 8, 128),
     "granite": ("Granite 3.3 2B", 40, 8, 64),
+    "granitehybrid": ("Granite 4.0 H-Micro 3B", 4, 8, 64),
     "granitemoe": ("Granite 3.1 3B-A800M", 32, 8, 64),
     "hunyuan-dense": ("Hunyuan 1.8B", 32, 4, 128),
     "llama": ("Llama 3.2 1B", 16, 8, 64),
@@ -130,8 +131,10 @@ def _tests(name: str) -> str:
     """Recorded checkpoints that are this architecture, with logits of transformers."""
     found = []
     for path in sorted(_RECIPES.glob("*.json")):
-        family = FAMILIES.get(json.loads(path.read_text())["model"])
-        if family and family.arch == name:
+        recipe = json.loads(path.read_text())
+        if recipe["model"] not in FAMILIES:
+            continue
+        if family_of(recipe["model"], recipe["config"]).arch == name:
             found.append(path.stem)
     return ", ".join(found)
 

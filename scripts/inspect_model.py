@@ -78,7 +78,7 @@ def model_summary(file: GGUFFile) -> dict[str, Any]:
         arch = file.metadata.get("general.architecture")
         return {"architecture": arch, "supported": False, "reason": str(error)}
     layers = [layer for layer in config.layers if layer.kv_heads]
-    n_recurrent = config.n_layers - len(layers)
+    n_recurrent = sum(layer.is_recurrent for layer in config.layers)
     state_values = config.recurrence.state_values(config.dim)
     return {
         "architecture": config.arch,
@@ -97,6 +97,7 @@ def model_summary(file: GGUFFile) -> dict[str, Any]:
         "window": max((layer.window for layer in layers), default=0),
         "kv_bytes_per_token": kv_bytes_per_token(layers),
         "experts": experts_summary(file, config.layers),
+        "attention_layers": len(layers),
         "recurrent_layers": n_recurrent,
         "recurrence": ARCHITECTURES[config.arch].recurrence,
         "state_bytes": n_recurrent * state_values * STATE_VALUE_BYTES,
@@ -194,9 +195,7 @@ def headline(summary: dict[str, Any]) -> list[str]:
     n_recurrent, state = model["recurrent_layers"], ""
     where = ""
     if n_recurrent:
-        where = (
-            f" in {model['layers'] - n_recurrent} layers, {model['recurrence']} in {n_recurrent}"
-        )
+        where = f" in {model['attention_layers']} layers, {model['recurrence']} in {n_recurrent}"
         state = f", {model['state_bytes']:,} bytes of state per sequence"
     lines.append(f"{model['attention']} attention{where}: {heads}")
     lines.append(f"{model['kv_bytes_per_token']:,} KV bytes per token (float16){state}")

@@ -1,8 +1,8 @@
 """What recurrent layers of a checkpoint compute, row by row, in plain NumPy: the part of
 source_forward.py that has no attention.
 
-Owns: short convolutions (LFM2) and gated delta nets (Qwen 3.5) as `transformers` 5.24 defines them.
-Must not know: GGUF, nor in which order a file holds heads.
+Owns: short convolutions (LFM2), gated delta nets (Qwen 3.5) and Mamba-2 layers as `transformers`
+5.24 defines them. Must not know: GGUF, nor in which order a file holds heads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def _convolved(source: Source, name: str, x: np.ndarray) -> np.ndarray:
-    """Each channel with its own causal kernel."""
+    """Each channel with its own causal kernel; without a bias."""
     kernel = source.rows(f"{name}.weight", slice(None))
     taps = kernel.shape[1]
     padded = np.concatenate((np.zeros((taps - 1, x.shape[1]), np.float32), x))
@@ -67,7 +67,36 @@ def delta_net(source: Source, at: str, x: np.ndarray, config: dict[str, Any]) ->
     return source.linear(gated.astype(np.float32), f"{at}out_proj")
 
 
+def mamba2(source: Source, at: str, x: np.ndarray, config: dict[str, Any]) -> np.ndarray:
+    heads, groups = config["mamba_n_heads"], config["mamba_n_groups"]
+    d, n, at = config["mamba_d_head"], config["mamba_d_state"], f"{at}mamba."
+    inner, bc = heads * d, groups * n
+    z, xbc, dt = np.split(source.linear(x, f"{at}in_proj"), [inner, 2 * inner + 2 * bc], axis=1)
+    mixed = _convolved(source, f"{at}conv1d", xbc)
+    if config.get("mamba_conv_bias", True):
+        mixed = mixed + source.rows(f"{at}conv1d.bias", slice(None))[:, 0]
+    mixed = mixed * sigmoid(mixed)
+    values, b, c = np.split(mixed, [inner, inner + bc], axis=1)
+    values = values.reshape(len(x), heads, d)
+    b, c = (a.reshape(len(x), groups, n).repeat(heads // groups, axis=1) for a in (b, c))
+    a_log, skip, dt_bias = (
+        source.rows(f"{at}{name}", slice(None))[:, 0] for name in ("A_log", "D", "dt_proj.bias")
+    )
+    dt = np.logaddexp(0, dt + dt_bias)
+    decay = np.exp(-np.exp(a_log) * dt)
+    state, out = np.zeros((heads, d, n)), np.empty((len(x), heads, d))
+    for t in range(len(x)):
+        written = dt[t, :, None, None] * values[t, :, :, None] * b[t, :, None, :]
+        state = decay[t, :, None, None] * state + written
+        out[t] = np.einsum("hdn,hn->hd", state, c[t]) + skip[:, None] * values[t]
+    gated = (out.reshape(len(x), -1) * z * sigmoid(z)).reshape(len(x), groups, -1)
+    gated /= np.sqrt((gated**2).mean(axis=2, keepdims=True) + source.settings.norm_eps)
+    normed = gated.reshape(len(x), -1) * source.rows(f"{at}norm.weight", slice(None))[:, 0]
+    return source.linear(normed.astype(np.float32), f"{at}out_proj")
+
+
 LAYERS: dict[str, Callable[..., np.ndarray]] = {
     "short convolution": lambda source, at, x, config: short_convolution(source, at, x),
     "delta net": delta_net,
+    "Mamba-2": mamba2,
 }

@@ -16,7 +16,7 @@ from ..plan import Plan
 from ..plan_builder import PlanBuilder
 from ..rope import DIVISOR_TENSORS
 from ..weights import WeightSource, stored_name
-from . import dense, recurrent
+from . import dense, mamba2, recurrent
 from .blocks import HeadNorm, Recording
 
 Recorder = Callable[[Recording], None]
@@ -38,6 +38,7 @@ RECORDERS: dict[str, Recorder] = {
         mlp_norm="post_attention_norm",
     ),
     "granite": partial(dense.pre_norm, style=PAIR),
+    "granitehybrid": mamba2.granite_hybrid,
     "granitemoe": partial(dense.pre_norm, style=PAIR),
     "hunyuan-dense": partial(dense.pre_norm, style=HALF, head_norm=HeadNorm.AFTER_ROPE),
     "lfm2": recurrent.lfm2,

@@ -48,7 +48,7 @@ class Recording:
     def norm(self, x: int, name: str, *, add_to: int = -1) -> int:
         p, c = self.plan, self.config
         weight, bias = p.weight(f"{name}.weight", c.dim), p.optional(f"{name}.bias", c.dim)
-        return p.norm(x, weight, c.norm_eps, bias=bias, centered=c.is_centered, add_to=add_to)
+        return p.norm(x, weight, c.stream_eps, bias=bias, centered=c.is_centered, add_to=add_to)
 
     def attention(
         self,

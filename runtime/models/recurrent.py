@@ -1,7 +1,7 @@
 """Decoders whose layers mix tokens by a recurrence, all but a few that have attention.
 
-Owns: short convolutions (lfm2) and gated delta nets (qwen35). Must not know: where states are kept.
-Which layers have attention comes with the config: those with kv_heads.
+Owns: short convolutions (lfm2) and gated delta nets (qwen35); Mamba-2 is in mamba2.py. Must not
+know: where states are kept. Which layers have attention comes with the config: those with kv_heads.
 """
 
 from __future__ import annotations
@@ -64,8 +64,7 @@ def _gated_attention(r: Recording, n: int, x: int, *, add_to: int) -> None:
 def _delta_net(r: Recording, n: int, x: int, *, add_to: int) -> None:
     """ssm_out(norm(delta rule over silu(conv([q | k | v]))) * silu(z)); heads of v are tiled."""
     p, dim, c = r.plan, r.config.dim, r.config.recurrence
-    keys, values = c.k_heads * c.head_dim, c.v_heads * c.head_dim
-    channels = 2 * keys + values
+    values, channels = c.v_heads * c.head_dim, c.channels
     qkv = r.linear(n, x, {"attn_qkv": (channels, dim)}, name="delta_qkv")
     z = r.linear(n, x, {"attn_gate": (values, dim)}, name="z")
     heads = (c.v_heads, dim)

@@ -162,7 +162,8 @@ def test_arithmetic_that_no_op_does_is_refused(changes: dict[str, Any], what: st
 def test_granite_keeps_its_stream_divided_by_the_residual_scale() -> None:
     c = config("granite", residual_scale=0.5, embedding_scale=6.0, logit_scale=8.0)
     assert (c.embedding_scale, c.logit_scale) == (12, 0.125)
-    assert c.norm_eps == pytest.approx(4e-6)
+    assert c.stream_eps == pytest.approx(4e-6)
+    assert c.norm_eps == pytest.approx(1e-6)  # of what is not of the stream
     with pytest.raises(FileFormatError, match="residual_scale is -1"):
         config("granite", residual_scale=-1.0)
 

@@ -61,7 +61,7 @@ def test_the_summary_adds_up(tiny_file: Path) -> None:
     json.dumps(summary)
 
 
-@pytest.mark.parametrize("name", ["lfm2", "qwen35"])
+@pytest.mark.parametrize("name", ["lfm2", "qwen35", "granitehybrid"])
 def test_states_are_as_large_as_the_plan_has_them(name: str) -> None:
     with GGUFFile.open(gguf_of(name)) as file:
         model = summarize(file)["model"]
@@ -69,7 +69,8 @@ def test_states_are_as_large_as_the_plan_has_them(name: str) -> None:
         plan = record_plan(config, weights, 8)
         assert model["state_bytes"] == plan.state_bytes
         assert model["kv_bytes_per_token"] == plan.kv_bytes_per_token()
-        assert model["recurrent_layers"] == config.n_layers - len(plan.kv_layers)
+        assert model["attention_layers"] == len(plan.kv_layers)
+        assert model["recurrent_layers"] == sum(layer.is_recurrent for layer in config.layers)
 
 
 def test_long_arrays_are_told_by_length() -> None:

@@ -1,0 +1,58 @@
+"""Metadata of recurrent layers: which they are, sizes of their states, refusals by name."""
+
+from typing import Any
+
+import pytest
+from martlet.runtime.config import ModelConfig
+from martlet.runtime.errors import FileFormatError, UnsupportedError
+
+from .tiny import TinyDims, tiny_metadata
+
+DIMS = TinyDims(dim=48, heads=4, head_dim=16, n_layers=4)
+SSM: dict[str, Any] = {
+    "ssm.conv_kernel": 4,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 8,
+    "ssm.state_size": 24,
+    "ssm.inner_size": 128,
+}
+
+
+def config(arch: str, **changes: Any) -> ModelConfig:
+    metadata = tiny_metadata(arch, DIMS)
+    metadata |= {f"{arch}.{key}": value for key, value in {**SSM, **changes}.items()}
+    return ModelConfig.from_metadata(metadata, {"token_embd.weight": (300, DIMS.dim)})
+
+
+def test_layers_without_kv_heads_are_recurrent() -> None:
+    found = config("granitehybrid", **{"attention.head_count_kv": [0, 2, 0, 2]})
+    assert [layer.is_recurrent for layer in found.layers] == [True, False, True, False]
+    assert found.recurrence.head_dim == 16
+    # three rows of 128 + 2 * 2 * 24 channels, eight matrices of 24 x 16
+    assert found.recurrence.state_values(DIMS.dim) == 3 * 224 + 8 * 24 * 16
+
+
+def test_every_fourth_layer_of_qwen35_has_attention() -> None:
+    found = config("qwen35", **{"ssm.inner_size": 8 * 24})
+    assert [layer.is_recurrent for layer in found.layers] == [True, True, True, False]
+    assert [layer.kv_heads for layer in found.layers] == [0, 0, 0, 2]
+    assert not any(layer.is_recurrent for layer in config("qwen3").layers)
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes", "error", "told"),
+    [
+        ("granitehybrid", {"ssm.group_count": 3}, FileFormatError, "8 value heads"),
+        ("granitehybrid", {"ssm.inner_size": 100}, FileFormatError, "inner_size is 100"),
+        ("granitehybrid", {"ssm.inner_size": 1 << 20}, FileFormatError, "inner_size is 1048576"),
+        ("granitehybrid", {"ssm.conv_kernel": 1}, FileFormatError, "expected 2 to 64"),
+        ("granitehybrid", {"ssm.state_size": 5000}, FileFormatError, "expected 1 to 4096"),
+        ("qwen35", {}, UnsupportedError, "values of other sizes than keys, 24"),
+        ("qwen35", {"attention.recurrent_layers": [True]}, FileFormatError, "does not name 4"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    arch: str, changes: dict[str, Any], error: type[Exception], told: str
+) -> None:
+    with pytest.raises(error, match=told):
+        config(arch, **changes)
