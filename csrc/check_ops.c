@@ -157,7 +157,8 @@ static int check_attention(const mt_plan *p, const mt_op *op, const mt_buffer *a
     if (op->i[5] < 0 || !(op->f[1] >= 0.0f) || !check_kv(p, op, op->i[4], qkv) ||
         !same_rows(qkv, any, qkv->width))
         return 0;
-    if (p->kv_layers[op->i[4]].is_windowed && !op->i[5]) return 0;
+    if (op->i[6] != 0 && op->i[6] != 1) return 0;
+    if (p->kv_layers[op->i[4]].is_windowed && (!op->i[5] || op->i[6])) return 0;
     return any->width == op->i[0] * op->i[3] && (any->kind == MT_BUF_F32 || op->i[3] % 32 == 0);
 }
 
@@ -256,7 +257,9 @@ int mt_check_op(const mt_plan *p, const mt_op *op) {
     const mt_buffer *any = &p->buffers[op->out], *out = buffer_of(p, op->out, MT_BUF_F32);
     const mt_buffer *in = buffer_of(p, op->in[0], MT_BUF_F32);
     switch (op->kind) {
-    case MT_OP_EMBED: return is_row_of_step(out) && matrix_of(p, op->w[0], out->width);
+    case MT_OP_EMBED:
+        return is_row_of_step(out) && matrix_of(p, op->w[0], out->width) && op->i[0] >= 0 &&
+               op->i[0] < MT_N_EMBED_BYS;
     case MT_OP_NORM:
         return same_rows(in, any, any->width) && op->i[0] > 0 && any->width % op->i[0] == 0 &&
                is_norm_weight(p, op->w[0], op->i[0], any->width) &&
@@ -273,7 +276,9 @@ int mt_check_op(const mt_plan *p, const mt_op *op) {
                is_vector(p, op->w[0], MT_F64, out->width / 2);
     case MT_OP_ROPE_KV: return is_row_of_step(out) && check_rope_kv(p, op, out);
     case MT_OP_ATTENTION: return is_row_of_step(any) && check_attention(p, op, any);
-    case MT_OP_GLU: return same_rows(in, any, 2 * (int64_t)any->width) && is_activation(op->i[0]);
+    case MT_OP_GLU:
+        return (op->i[1] == 0 || op->i[1] == 1) && is_activation(op->i[0]) &&
+               same_rows(in, any, (2 - op->i[1]) * (int64_t)any->width);
     case MT_OP_GATE: return check_gate(p, op, any);
     case MT_OP_CONV: return check_conv(p, op, out);
     case MT_OP_DELTA: return check_delta(p, op, out);

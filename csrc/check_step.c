@@ -18,13 +18,20 @@ static int32_t check_rows(const mt_engine *e, const mt_step *s, int32_t seq, cha
     /* a table may name a block twice, but scratch is sized for the positions of the pool */
     const int64_t width = s->table_width < e->n_blocks ? s->table_width : e->n_blocks;
     const int64_t reach = width * e->block_tokens;
+    const int has_segments = e->n_embedded[MT_BY_SEGMENT] < INT64_MAX;
     for (int32_t r = s->seq_start[seq]; r < s->seq_start[seq + 1]; r++) {
-        if (s->tokens[r] < 0 || s->tokens[r] >= e->n_tokens)
+        if (s->tokens[r] < 0 || s->tokens[r] >= e->n_embedded[MT_BY_TOKEN])
             return mt_fail(err, "token %d of row %d is outside the vocabulary of %lld",
-                           s->tokens[r], r, (long long)e->n_tokens);
+                           s->tokens[r], r, (long long)e->n_embedded[MT_BY_TOKEN]);
         if (s->positions[r] < 0 || s->positions[r] >= reach)
             return mt_fail(err, "position %d of row %d is outside its block table of %lld slots",
                            s->positions[r], r, (long long)reach);
+        if (s->positions[r] >= e->n_embedded[MT_BY_POSITION])
+            return mt_fail(err, "position %d of row %d is outside the table of %lld positions",
+                           s->positions[r], r, (long long)e->n_embedded[MT_BY_POSITION]);
+        if (has_segments && (s->segments[r] < 0 || s->segments[r] >= e->n_embedded[MT_BY_SEGMENT]))
+            return mt_fail(err, "segment %d of row %d is outside the table of %lld segments",
+                           s->segments[r], r, (long long)e->n_embedded[MT_BY_SEGMENT]);
         if (r > s->seq_start[seq] && s->positions[r] != s->positions[r - 1] + 1)
             return mt_fail(err, "rows %d and %d of one sequence are not neighbours", r - 1, r);
     }
@@ -57,6 +64,10 @@ int32_t mt_check_step(const mt_engine *e, const mt_step *s, char *err) {
         s->n_out < 0 || s->n_out > s->n_rows || s->table_width < 1 || (s->n_out && !s->logits))
         return mt_fail(err, "step of %d rows, %d sequences, %d outputs; at most %d rows fit",
                        s->n_rows, s->n_seqs, s->n_out, e->plan.max_rows);
+    if (s->n_out && !e->has_logits)
+        return mt_fail(err, "%d rows of logits are wanted, the plan has none", s->n_out);
+    if (e->n_embedded[MT_BY_SEGMENT] < INT64_MAX && !s->segments)
+        return mt_fail(err, "the step has no segments");
     if (e->window && !s->window_table) return mt_fail(err, "the step has no window table");
     if (s->seq_start[0] != 0 || s->seq_start[s->n_seqs] != s->n_rows)
         return mt_fail(err, "sequences cover rows %d to %d of %d", s->seq_start[0],

@@ -228,6 +228,7 @@ static int32_t create(mt_engine *e, const mt_plan *p, const mt_options *o, mt_ba
     if (!e->ops || !e->buffers || !e->weights || !e->kv || !e->state_offsets || !e->scratch ||
         !e->pool)
         return mt_fail(err, "no memory for a plan of %d ops on %d threads", p->n_ops, o->n_threads);
+    for (int32_t i = 0; i < p->n_buffers; i++) e->has_logits |= p->buffers[i].is_logits;
     e->plan.ops = e->ops;
     e->plan.buffers = e->buffers;
     e->plan.tensors = NULL;

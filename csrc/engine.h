@@ -94,10 +94,11 @@ struct mt_engine {
     uint8_t *weight_memory, *kv_memory, *arena, *scratch_memory;
     size_t weight_bytes, kv_bytes, state_bytes, arena_bytes, scratch_bytes;
     int32_t block_tokens, n_blocks, n_window_blocks, n_states, kv_type, isa, n_threads;
+    int32_t has_logits;
     int32_t window; /* positions that a row sees in windowed layers at most; 0: there are none */
     int32_t max_v_stride, max_heads;
-    int32_t max_group, min_kv_heads; /* of attention ops: query heads of a kv head */
-    int64_t n_tokens;                /* rows of the embedding table */
+    int32_t max_group, min_kv_heads;    /* of attention ops: query heads of a kv head */
+    int64_t n_embedded[MT_N_EMBED_BYS]; /* rows of the shortest table embedded by each */
 
     /* the step being run */
     const mt_step *step;

@@ -102,6 +102,7 @@ typedef struct mt_kernels {
      * order. */
     void (*recur)(float *state, int n_keys, int stride, float decay, float rate, int corrects,
                   const float *k, const float *q, const float *v, int n, float *out);
+    /* up may be NULL */
     void (*glu)(const float *gate, const float *up, int n, int activation, float *out);
     /* The first n_rot values of each of `heads` neighbouring heads, by (cos, sin) pairs. */
     void (*rotate)(float *x, int heads, int head_dim, int n_rot, int style, const float *trig);

@@ -132,15 +132,41 @@ static void norm(const float *x, int n, const mt_norm *how, float *out) {
     }
 }
 
+/* cap * tanh(x / cap); tanh(z) = (1 - e) / (1 + e) with e = exp(-2 z). The product by 0 keeps what
+ * is NaN. */
+static inline vf soft_cap(vf x, float cap) {
+    const vf one = vf_set1(1.0f), e = vf_exp(vf_mul(x, vf_set1(-2.0f / cap)));
+    const vf tanh = vf_div(vf_sub(one, e), vf_add(one, e));
+    return vf_fma(x, vf_set1(0.0f), vf_mul(tanh, vf_set1(cap)));
+}
+
+/* g times the share of a normal distribution below it. Its upper tail, beyond z >= 0, is
+ * (1 - erf(z / sqrt(2))) / 2 = P(t) exp(-z^2 / 2) / 2, t = 1 / (1 + 0.3275911 z / sqrt(2)), within
+ * 1e-7: Abramowitz and Stegun, formula 7.1.26. */
+static inline vf gelu_erf(vf g) {
+    static const float factors[] = {1.061405429f, -1.453152027f, 1.421413741f, -0.284496736f,
+                                    0.254829592f};
+    const vf one = vf_set1(1.0f), z = vf_abs(g);
+    const vf t = vf_div(one, vf_fma(z, vf_set1(0.3275911f * 0.70710678f), one));
+    vf p = vf_set1(factors[0]);
+    for (int i = 1; i < 5; i++) p = vf_fma(p, t, vf_set1(factors[i]));
+    const vf tail = vf_mul(vf_mul(p, t), vf_exp(vf_mul(vf_mul(z, z), vf_set1(-0.5f))));
+    return vf_sub(vf_max(g, vf_set1(0.0f)), vf_mul(vf_mul(z, vf_set1(0.5f)), tail));
+}
+
 /* sigmoid(g) = 1 / (1 + exp(-g)); silu(g) = g / (1 + exp(-g)); gelu_tanh(g) = g / (1 + exp(-2 z)) with
  * z = sqrt(2/pi) (g + 0.044715 g^3), as (1 + tanh z) / 2 is the logistic function of 2 z;
- * clamped(g, u) = g / (1 + exp(-1.702 g)) (u + 1), both cut off at 7. */
+ * clamped(g, u) = g / (1 + exp(-1.702 g)) (u + 1), both cut off at 7. Without up, u is 1. */
 static void glu(const float *gate, const float *up, int n, int activation, float *out) {
     const vf one = vf_set1(1.0f);
     for (int i = 0; i < n; i += 16) {
-        vf g = load_part(gate + i, n - i), u = load_part(up + i, n - i), z = g;
-        if (activation == MT_ACT_IDENTITY) {
-            store_part(out + i, vf_mul(g, u), n - i);
+        vf g = load_part(gate + i, n - i), u = up ? load_part(up + i, n - i) : one, z = g;
+        if (activation == MT_ACT_IDENTITY || activation == MT_ACT_GELU_ERF ||
+            activation == MT_ACT_TANH) {
+            const vf y = activation == MT_ACT_GELU_ERF ? gelu_erf(g)
+                         : activation == MT_ACT_TANH   ? soft_cap(g, 1.0f)
+                                                       : g;
+            store_part(out + i, vf_mul(y, u), n - i);
             continue;
         }
         if (activation == MT_ACT_GELU_TANH) {
@@ -210,14 +236,6 @@ static void weigh(const float *x, int n, float best, float temperature, float *w
 static void add(const float *x, int n, float *out) {
     for (int i = 0; i < n; i += 16)
         store_part(out + i, vf_add(load_part(out + i, n - i), load_part(x + i, n - i)), n - i);
-}
-
-/* cap * tanh(x / cap); tanh(z) = (1 - e) / (1 + e) with e = exp(-2 z). The product by 0 keeps what
- * is NaN. */
-static inline vf soft_cap(vf x, float cap) {
-    const vf one = vf_set1(1.0f), e = vf_exp(vf_mul(x, vf_set1(-2.0f / cap)));
-    const vf tanh = vf_div(vf_sub(one, e), vf_add(one, e));
-    return vf_fma(x, vf_set1(0.0f), vf_mul(tanh, vf_set1(cap)));
 }
 
 static void scale(const float *x, int n, float scale, float cap, float *out) {

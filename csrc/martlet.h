@@ -19,7 +19,7 @@
 /* ---- cffi begins ---- */
 
 enum {
-    MT_ABI_VERSION = 12,
+    MT_ABI_VERSION = 13,
     MT_ERR_BYTES = 256 /* size of the message buffer that a failing call fills */
 };
 
@@ -74,6 +74,8 @@ enum mt_buffer_kind { MT_BUF_F32 = 0, MT_BUF_Q8 = 1, MT_BUF_BF16 = 2, MT_N_BUFFE
 /* rows of the step, of its logits, of its hidden states */
 enum mt_row_kind { MT_ROWS_ALL = 0, MT_ROWS_OUT = 1, MT_ROWS_HIDDEN = 2 };
 enum mt_rope_style { MT_ROPE_PAIR = 0, MT_ROPE_HALF = 1 };
+/* which number of a row chooses its row of a table */
+enum mt_embed_by { MT_BY_TOKEN = 0, MT_BY_POSITION = 1, MT_BY_SEGMENT = 2, MT_N_EMBED_BYS = 3 };
 /* CLAMPED: min(g, 7) * sigmoid(1.702 g) * (clamp(u, -7, 7) + 1), see runtime/ops.py */
 enum mt_activation {
     MT_ACT_SILU = 0,
@@ -81,7 +83,9 @@ enum mt_activation {
     MT_ACT_SIGMOID = 2,
     MT_ACT_IDENTITY = 3,
     MT_ACT_CLAMPED = 4,
-    MT_N_ACTIVATIONS = 5
+    MT_ACT_GELU_ERF = 5,
+    MT_ACT_TANH = 6,
+    MT_N_ACTIVATIONS = 7
 };
 /* of a router; CHOSEN: softmax of the chosen experts' logits alone */
 enum mt_gating {
@@ -183,6 +187,7 @@ typedef struct mt_step {
     const int32_t *hidden_rows;  /* (n_hidden) rows whose hidden states are wanted */
     float *hidden;               /* (n_hidden, width of the hidden buffer) */
     const int32_t *states;       /* (n_seqs) slots of recurrent states, all different */
+    const int32_t *segments;     /* (n_rows) rows of tables that are embedded by segment */
     int32_t n_hidden;
     int32_t pad;
 } mt_step;

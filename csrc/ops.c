@@ -7,11 +7,15 @@
 #include "pack.h"
 
 static void run_embed(mt_engine *e, const mt_op *op, int r, mt_scratch *s) {
-    (void)s;
     const mt_weight *w = &e->weights[op->w[0]];
-    float *out = mt_row_f32(e, op->out, r);
-    mt_unpack_row(w->layout, w->packed, w->cols, e->step->tokens[r], out);
-    for (int64_t i = 0; i < w->cols; i++) out[i] *= op->f[0];
+    const int32_t *by = op->i[0] == MT_BY_TOKEN      ? e->step->tokens
+                        : op->i[0] == MT_BY_POSITION ? e->step->positions
+                                                     : e->step->segments;
+    const int adds = op->flags & MT_FLAG_ACCUMULATE;
+    float *out = mt_row_f32(e, op->out, r), *to = adds ? s->row : out;
+    mt_unpack_row(w->layout, w->packed, w->cols, by[r], to);
+    for (int64_t i = 0; i < w->cols; i++) to[i] *= op->f[0];
+    if (adds) e->kernels->add(to, (int)w->cols, out);
 }
 
 static void run_norm(mt_engine *e, const mt_op *op, int r, mt_scratch *s) {
@@ -53,7 +57,7 @@ static void run_glu(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {
     const int n = out->width - first < MT_GLU_CHUNK ? out->width - first : MT_GLU_CHUNK;
     const float *gate = mt_row_f32(e, op->in[0], r) + first;
     float *to = out->kind == MT_BUF_F32 ? mt_row_f32(e, op->out, r) + first : s->row;
-    e->kernels->glu(gate, gate + out->width, n, op->i[0], to);
+    e->kernels->glu(gate, op->i[1] ? NULL : gate + out->width, n, op->i[0], to);
     if (to == s->row) mt_store_blocks(e, op, r, first / MT_BLOCK, to, n, MT_BLOCK_BYTES);
 }
 

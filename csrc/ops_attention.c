@@ -16,7 +16,7 @@ typedef struct {
 } item_view;
 
 static void view_item(const mt_engine *e, const mt_op *op, int item, float *q, item_view *v) {
-    const int heads = op->i[0], kv_heads = op->i[1], window = op->i[5];
+    const int heads = op->i[0], kv_heads = op->i[1], window = op->i[5], both_ways = op->i[6];
     const mt_kv_region *region = &e->kv[op->i[4]];
     const size_t dim = (size_t)region->shape.head_dim;
     const mt_row_tile tile = e->tiles[item / kv_heads];
@@ -40,6 +40,7 @@ static void view_item(const mt_engine *e, const mt_op *op, int item, float *q, i
     v->rows.scale = op->f[0];
     v->rows.cap = op->f[1];
     v->rows.q = q;
+    const int32_t length = e->step->positions[e->step->seq_start[tile.seq + 1] - 1] + 1;
     v->low = INT32_MAX;
     v->high = 0;
     for (int r = 0; r < v->rows.n; r++) {
@@ -49,6 +50,8 @@ static void view_item(const mt_engine *e, const mt_op *op, int item, float *q, i
                dim * sizeof(float));
         v->rows.begin[r] = window && position >= window ? position - window + 1 : 0;
         v->rows.end[r] = position + 1;
+        if (both_ways)
+            v->rows.end[r] = window && window < length - position ? position + window : length;
         if (v->rows.begin[r] < v->low) v->low = v->rows.begin[r];
         if (v->rows.end[r] > v->high) v->high = v->rows.end[r];
     }

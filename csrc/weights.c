@@ -105,9 +105,12 @@ int32_t mt_load_weights(mt_engine *e, const mt_plan *p, mt_bad_value *bad, char 
         }
     }
     if (pack_matrices(&job, bad, err)) return -1;
-    e->n_tokens = INT32_MAX;
-    for (int32_t i = 0; i < p->n_ops; i++)
-        if (e->ops[i].kind == MT_OP_EMBED && e->weights[e->ops[i].w[0]].rows < e->n_tokens)
-            e->n_tokens = e->weights[e->ops[i].w[0]].rows;
+    for (int by = 0; by < MT_N_EMBED_BYS; by++) e->n_embedded[by] = INT64_MAX;
+    for (int32_t i = 0; i < p->n_ops; i++) {
+        if (e->ops[i].kind != MT_OP_EMBED) continue;
+        int64_t *least = &e->n_embedded[e->ops[i].i[0]];
+        const int64_t rows = e->weights[e->ops[i].w[0]].rows;
+        if (rows < *least) *least = rows;
+    }
     return 0;
 }

@@ -11,7 +11,7 @@ from enum import IntEnum
 
 import numpy as np
 
-ABI_VERSION = 12
+ABI_VERSION = 13
 Q8_BLOCK = 32  # activations share one scale per 32 values
 FLAG_ACCUMULATE = 1
 
@@ -65,6 +65,16 @@ class Activation(IntEnum):
     SIGMOID = 2
     IDENTITY = 3
     CLAMPED = 4  # min(gate, 7) * sigmoid(1.702 * gate) * (clamp(up, -7, 7) + 1), as of gpt-oss
+    GELU_ERF = 5  # gate * (1 + erf(gate / sqrt(2))) / 2
+    TANH = 6
+
+
+class EmbedBy(IntEnum):
+    """Which number of a row chooses its row of a table."""
+
+    TOKEN = 0
+    POSITION = 1
+    SEGMENT = 2
 
 
 class Gating(IntEnum):
@@ -144,8 +154,11 @@ OPS: dict[OpKind, OpSpec] = {
         OpSpec(
             OpKind.EMBED,
             weights=("table",),
+            ints=("by",),
             floats=("scale",),
-            meaning="out = scale * table[token]; table (vocab, width) of any format",
+            unsaid=("by",),
+            meaning="out (+)= scale * table[token], or of a row's position or segment; table "
+            "(rows, width) of any format",
         ),
         OpSpec(
             OpKind.NORM,
@@ -196,18 +209,21 @@ OPS: dict[OpKind, OpSpec] = {
         OpSpec(
             OpKind.ATTENTION,
             inputs=("qkv",),
-            ints=("heads", "kv_heads", "head_dim", "value_dim", "kv_layer", "window"),
+            ints=("heads", "kv_heads", "head_dim", "value_dim", "kv_layer", "window", "both_ways"),
             floats=("scale", "cap"),
-            unsaid=("cap",),
-            meaning="causal attention of each row over the cached positions of its sequence, "
-            "p - window < position <= p (window 0: all); scores are scale * q k, then where cap "
+            unsaid=("cap", "both_ways"),
+            meaning="attention of each row over the cached positions of its sequence, "
+            "p - window < position <= p (window 0: all), or both ways, up to the sequence's last "
+            "row in the step, position < p + window; scores are scale * q k, then where cap "
             "is not 0, cap * tanh(score / cap); out (n, heads * value_dim)",
         ),
         OpSpec(
             OpKind.GLU,
             inputs=("gate_up",),
-            ints=("activation",),
-            meaning="out = activation(gate) * up, gate_up is (n, [gate | up])",
+            ints=("activation", "alone"),
+            unsaid=("alone",),
+            meaning="out = activation(gate) * up, gate_up is (n, [gate | up]), or where alone, "
+            "(n, gate) and up is 1",
         ),
         OpSpec(
             OpKind.ADD,

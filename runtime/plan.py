@@ -152,12 +152,19 @@ class Plan:
         return self.buffers[self.hidden].width if self.hidden >= 0 else 0
 
     def kv_windows(self) -> list[int]:
-        """Per KV layer, how many positions a row sees of it at most; 0: all of them."""
+        """Per KV layer, how many positions back a row sees of it at most; 0: all of them, or some
+        beyond its own."""
         seen: list[list[int]] = [[] for _ in self.kv_layers]
         for op in self.ops:
             if op.kind is OpKind.ATTENTION:
-                seen[op.int_of("kv_layer")].append(op.int_of("window"))
+                window = 0 if op.int_of("both_ways") else op.int_of("window")
+                seen[op.int_of("kv_layer")].append(window)
         return [max(windows) if windows and all(windows) else 0 for windows in seen]
+
+    @property
+    def sees_ahead(self) -> bool:
+        """Rows see later ones of their step, so that a prompt must be computed in one."""
+        return any(op.kind is OpKind.ATTENTION and op.int_of("both_ways") for op in self.ops)
 
     @property
     def window(self) -> int:
@@ -192,7 +199,9 @@ class Plan:
             for name, w in zip(spec.weights, op.weights, strict=False)
             if w >= 0
         ]
-        attributes = [f"{k}={v}" for k, v in zip(spec.ints, op.ints, strict=True)]
+        attributes = [
+            f"{k}={v}" for k, v in zip(spec.ints, op.ints, strict=True) if v or k not in spec.unsaid
+        ]
         attributes += [
             f"{k}={v:.6g}"
             for k, v in zip(spec.floats, op.floats, strict=True)

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from .errors import ModelError
-from .ops import Q8_BLOCK, Activation, BufferKind, Gating, OpKind, RopeStyle, RowKind
+from .ops import Q8_BLOCK, Activation, BufferKind, EmbedBy, Gating, OpKind, RopeStyle, RowKind
 from .plan import FLOAT_FORMATS, Buffer, KvLayer, Op, Plan, PlanTensor
 from .plan_passes import fold_glu, fold_quantize, place_buffers
 
@@ -111,9 +111,13 @@ class PlanBuilder:
 
     # -- ops --------------------------------------------------------------------------------
 
-    def embed(self, table: int, scale: float = 1.0) -> int:
-        out = self._buffer("x", self.tensors[table].shape[1])
-        return self._record(Op(OpKind.EMBED, out, weights=(table,), floats=(scale,)))
+    def embed(
+        self, table: int, scale: float = 1.0, *, by: EmbedBy = EmbedBy.TOKEN, add_to: int = -1
+    ) -> int:
+        out = add_to if add_to >= 0 else self._buffer("x", self.tensors[table].shape[1])
+        op = Op(OpKind.EMBED, out, weights=(table,), ints=(int(by),), floats=(scale,))
+        op.accumulate = add_to >= 0
+        return self._record(op)
 
     def norm(
         self,
@@ -257,15 +261,24 @@ class PlanBuilder:
         scale: float,
         cap: float = 0.0,
         window: int = 0,
+        both_ways: bool = False,
     ) -> int:
         kv = self.kv_layers[kv_layer]
         out = self._buffer("attention", heads * kv.value_dim)
-        ints = (heads, kv.kv_heads, kv.head_dim, kv.value_dim, kv_layer, window)
+        shape = (heads, kv.kv_heads, kv.head_dim, kv.value_dim)
+        ints = (*shape, kv_layer, window, int(both_ways))
         return self._record(Op(OpKind.ATTENTION, out, (qkv,), ints=ints, floats=(scale, cap)))
 
     def glu(self, gate_up: int, activation: Activation) -> int:
-        out = self._buffer("glu", self.buffers[gate_up].width // 2)
-        return self._record(Op(OpKind.GLU, out, (gate_up,), ints=(int(activation),)))
+        return self._glu("glu", gate_up, self.buffers[gate_up].width // 2, activation)
+
+    def activate(self, x: int, activation: Activation) -> int:
+        return self._glu("activated", x, self.buffers[x].width, activation)
+
+    def _glu(self, name: str, x: int, width: int, activation: Activation) -> int:
+        out = self._buffer(name, width, rows=self.buffers[x].rows)
+        ints = (int(activation), int(width == self.buffers[x].width))
+        return self._record(Op(OpKind.GLU, out, (x,), ints=ints))
 
     def gate(
         self,
@@ -426,8 +439,8 @@ class PlanBuilder:
     def finish(self, *, keep: bool = False) -> Plan:
         """keep: no buffer's memory is used again within a step, see Executor.read_rows."""
         logits = next((b for b in self.buffers if b.is_logits), None)
-        if logits is None:
-            raise ModelError("the recording has no logits buffer")
+        if logits is None and self.hidden < 0:
+            raise ModelError("the recording has neither logits nor hidden states")
         fold_glu(self.ops, self.tensors)
         fold_quantize(self.ops)
         arena_bytes = place_buffers(self.ops, self.buffers, self.max_rows, keep)
@@ -437,7 +450,7 @@ class PlanBuilder:
             self.tensors,
             self.kv_layers,
             self.max_rows,
-            logits.width,
+            logits.width if logits else 0,
             arena_bytes,
             tuple(self.states),
             self.hidden,

@@ -26,13 +26,15 @@ def fold_glu(ops: list[Op], tensors: list[PlanTensor]) -> None:
     linear: dict[int, Op] = {op.out: op for op in ops if op.kind is OpKind.LINEAR}
     kept: list[Op] = []
     for op in ops:
-        gate_up = linear.get(op.inputs[0]) if op.kind is OpKind.GLU else None
+        is_pair = op.kind is OpKind.GLU and not op.int_of("alone")
+        gate_up = linear.get(op.inputs[0]) if is_pair else None
         if gate_up and readers[gate_up.out] == writers[gate_up.out] == 1:
             gate, up, third = gate_up.weights[:3]
             if third < 0 <= up and tensors[gate].shape == tensors[up].shape:
                 kept.remove(gate_up)
                 weights = (gate, up, *gate_up.weights[3:5])
                 op = replace(op, kind=OpKind.LINEAR_GLU, inputs=gate_up.inputs, weights=weights)
+                op.ints = op.ints[:1]
         kept.append(op)
     ops[:] = kept
 

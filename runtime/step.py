@@ -45,6 +45,8 @@ class Step:
     states: Int32s = None  # type: ignore[assignment]  # left out: the number of the sequence
     """(n_seqs) where recurrent layers keep the state of each sequence. Before its position 0 it is
     zeros, whatever the slot holds."""
+    segments: Int32s = None  # type: ignore[assignment]  # left out: all of the first
+    """(n_rows) which of its texts a row is of, where a sequence is made of two."""
 
     def __post_init__(self) -> None:
         if self.window_table is None:
@@ -53,6 +55,13 @@ class Step:
             object.__setattr__(self, "hidden_rows", np.empty(0, np.int32))
         if self.states is None:
             object.__setattr__(self, "states", np.arange(self.n_seqs, dtype=np.int32))
+        if self.segments is None:
+            object.__setattr__(self, "segments", np.zeros(self.n_rows, np.int32))
+
+    def lengths(self) -> Int32s:
+        """(n_rows) the tokens that each row's sequence has at the end of this step."""
+        ends = self.positions[self.seq_start[1:] - 1] + np.int32(1)
+        return np.repeat(ends, np.diff(self.seq_start))
 
     @property
     def n_rows(self) -> int:

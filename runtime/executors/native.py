@@ -30,7 +30,7 @@ from .native_draw import NativeDrawer
 _LIBRARIES = ("libmartlet.so", "libmartlet.dylib", "martlet.dll")
 STEP_ARRAYS = (
     *("tokens", "positions", "seq_start", "block_table", "window_table", "out_rows"),
-    *("hidden_rows", "states"),
+    *("hidden_rows", "states", "segments"),
 )
 _F64 = 28  # MT_F64 of martlet.h
 _STRUCTS = (
@@ -321,6 +321,8 @@ def _check_lengths(step: Step) -> None:
         )
     if len(step.positions) != n_rows:
         raise ModelError(f"the step has {n_rows} tokens, but {len(step.positions)} positions")
+    if len(step.segments) != n_rows:
+        raise ModelError(f"the step has {n_rows} tokens, but {len(step.segments)} segments")
     if len(step.states) != n_seqs:
         raise ModelError(f"the step has {n_seqs} sequences, but {len(step.states)} states")
     if len(step.seq_start) != n_seqs + 1:

@@ -178,9 +178,11 @@ def attention(
     scale: Any,
     cap: Any,
     window: int,
+    both_ways: bool,
     table: np.ndarray,
     row_seq: np.ndarray,
     positions: np.ndarray,
+    lengths: np.ndarray,
     out: np.ndarray,
     q8: Q8Views,
     rest: Q8Views,
@@ -198,8 +200,11 @@ def attention(
             row, kv_head = item // shape.kv_heads, item % shape.kv_heads
             position = positions[row]
             first = max(0, position - window + 1) if window > 0 else 0
+            end = position + 1
+            if both_ways:
+                end = min(lengths[row], position + window) if window > 0 else lengths[row]
             _attend(
-                x, row, kv_head, shape, keys, values, table, row_seq[row], first, position + 1,
+                x, row, kv_head, shape, keys, values, table, row_seq[row], first, end,
                 block_tokens, scale, cap, scratch, pointer(mixed),
             )  # fmt: skip
             if out.size > 0:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -120,12 +121,13 @@ class Binder:
 
     def _embed(self, op: Op) -> list[Call]:
         table = self.pack((self.plan.tensors[op.weight_of("table")].name,))
-        scale, out = np.float32(op.float_of("scale")), self.floats(op.out)
+        scale, out, adds = np.float32(op.float_of("scale")), self.floats(op.out), op.accumulate
+        by = attrgetter(("tokens", "positions", "segments")[op.int_of("by")])
         if isinstance(table, QuantizedMatrix):
             quantized = table  # the type of a captured variable is not narrowed
-            return [lambda rows: embed_quantized(quantized, rows.tokens, scale, out)]
+            return [lambda rows: embed_quantized(quantized, by(rows), scale, out, adds)]
         floats = table
-        return [lambda rows: embed_float(floats, rows.tokens, scale, out)]
+        return [lambda rows: embed_float(floats, by(rows), scale, out, adds)]
 
     def _norm(self, op: Op) -> list[Call]:
         x, weight = self.floats(op.inputs[0]), self.vector(op.weight_of("weight"))
@@ -208,13 +210,14 @@ class Binder:
         x, (out, q8, rest) = self.floats(op.inputs[0]), self.sink(op)
         shape, scale = HeadShape(*op.ints[:4]), np.float32(op.float_of("scale"))
         window, cap, n_threads = op.int_of("window"), op.float_of("cap"), self._n_threads
-        cap = np.float32(cap)
+        cap, both_ways = np.float32(cap), bool(op.int_of("both_ways"))
         keys, values, block_tokens = self.memory.layer(op.int_of("kv_layer"))
         group = int(self.memory.is_windowed[op.int_of("kv_layer")])
         return [
             lambda rows: attention(
-                x, shape, keys, values, block_tokens, scale, cap, window, rows.tables[group],
-                rows.row_seq, rows.positions, out, q8, rest, n_threads,
+                x, shape, keys, values, block_tokens, scale, cap, window, both_ways,
+                rows.tables[group], rows.row_seq, rows.positions, rows.lengths, out, q8, rest,
+                n_threads,
             )
         ]  # fmt: skip
 
@@ -225,7 +228,8 @@ class Binder:
         activation, kind, (out, q8, rest) = (
             op.int_of("activation"), self.rows_of(op), self.sink(op)
         )  # fmt: skip
-        return lambda rows: glu(gate_up, activation, out, q8, rest, rows.counts[kind])
+        alone = op.kind is OpKind.GLU and bool(op.int_of("alone"))
+        return lambda rows: glu(gate_up, activation, alone, out, q8, rest, rows.counts[kind])
 
     def _gate(self, op: Op) -> list[Call]:
         x, gate, (out, q8, rest) = *map(self.floats, op.inputs), self.sink(op)

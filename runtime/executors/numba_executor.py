@@ -73,7 +73,7 @@ class NumbaExecutor:
         self.n_window_blocks = n_window_blocks or n_blocks
         self.window = plan.window
         self.n_states = n_states if plan.states else 0
-        self._logits = next(i for i, b in enumerate(plan.buffers) if b.is_logits)
+        self._logits = next((i for i, b in enumerate(plan.buffers) if b.is_logits), -1)
         self._vocab_size = plan.vocab_size
         self._hidden, self.hidden = plan.hidden, np.empty((0, plan.hidden_width), np.float32)
         if any(_takes_other_rows(plan, op) for op in plan.ops):
@@ -100,7 +100,8 @@ class NumbaExecutor:
             raise ModelError(f"a step of {step.n_rows} rows, at most {self.max_rows}")
         logits = np.empty((step.n_out, self._vocab_size), np.float32)
         with _ONE_AT_A_TIME:
-            self._memory.floats[self._logits] = logits
+            if self._logits >= 0:
+                self._memory.floats[self._logits] = logits
             numba.set_num_threads(self.n_threads)  # holds for the calling thread only
             rows = Rows.of(step, self.block_tokens)
             for call in self._calls:

@@ -95,6 +95,21 @@ def soft_cap(x: Any, cap: Any) -> Any:
 
 
 @helper
+def gelu_erf(x: Any) -> Any:
+    """x times the share of a normal distribution below it, whose upper tail is within 1e-7 that of
+    Abramowitz and Stegun, formula 7.1.26."""
+    one, z, half = splat(np.float32(1)), absolute(x), splat(np.float32(0.5))
+    t = div(one, fma(z, splat(np.float32(0.3275911 / math.sqrt(2))), one))
+    p = splat(np.float32(1.061405429))
+    p = fma(p, t, splat(np.float32(-1.453152027)))
+    p = fma(p, t, splat(np.float32(1.421413741)))
+    p = fma(p, t, splat(np.float32(-0.284496736)))
+    p = fma(p, t, splat(np.float32(0.254829592)))
+    tail = mul(mul(p, t), exp(mul(mul(z, z), splat(np.float32(-0.5)))))
+    return sub(maximum(x, splat(np.float32(0))), mul(mul(z, half), tail))
+
+
+@helper
 def inverse_rms(x: Any, n: int, eps: Any, mean: Any) -> Any:
     """1 / sqrt(mean((x - mean) ** 2) + eps) of n values."""
     squares, centre = splat(np.float32(0)), splat(mean)

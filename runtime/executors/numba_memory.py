@@ -27,6 +27,8 @@ class Rows:
 
     tokens: np.ndarray  # (n_rows) int32
     positions: np.ndarray  # (n_rows) int32
+    segments: np.ndarray  # (n_rows) int32
+    lengths: np.ndarray  # (n_rows) int32 tokens of a row's sequence at the end of the step
     row_seq: np.ndarray  # (n_rows) int32 index into block_table
     slots: tuple[np.ndarray, np.ndarray]  # (n_rows) int32: in full layers, in windowed ones
     tables: tuple[np.ndarray, np.ndarray]  # (n_seqs, table_width) int32: the same
@@ -39,11 +41,14 @@ class Rows:
     @classmethod
     def of(cls, step: Step, block_tokens: int) -> Rows:
         # Copies, because numba compiles every kernel again for a read-only array.
-        tokens, positions, table, window_table, out_rows, hidden_rows, seq_start, states = (
+        (
+            tokens, positions, segments, lengths, table, window_table, out_rows, hidden_rows,
+            seq_start, states,
+        ) = (
             np.array(a, np.int32, order="C")
             for a in (
-                step.tokens, step.positions, step.block_table, step.window_table, step.out_rows,
-                step.hidden_rows, step.seq_start, step.states,
+                step.tokens, step.positions, step.segments, step.lengths(), step.block_table,
+                step.window_table, step.out_rows, step.hidden_rows, step.seq_start, step.states,
             )
         )  # fmt: skip
         row_seq = np.repeat(np.arange(step.n_seqs, dtype=np.int32), np.diff(step.seq_start))
@@ -55,8 +60,8 @@ class Rows:
         }  # fmt: skip
         both, tables = (slots, window_slots), (table, window_table)
         return cls(
-            tokens, positions, row_seq, both, tables, out_rows, hidden_rows, seq_start, states,
-            counts,
+            tokens, positions, segments, lengths, row_seq, both, tables, out_rows, hidden_rows,
+            seq_start, states, counts,
         )  # fmt: skip
 
 

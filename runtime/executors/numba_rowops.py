@@ -17,6 +17,7 @@ from numba import njit, prange
 from .numba_math import (
     Q8Views,
     exp,
+    gelu_erf,
     helper,
     inverse_rms,
     load_upto,
@@ -44,7 +45,7 @@ from .numba_weights import BLOCK, LANES, FloatMatrix, QuantizedMatrix
 
 _FEW_ROWS = 4  # up to so many, waking other threads costs more than it saves
 _kernel = cached_kernel(parallel=True, nogil=True)
-_GELU_TANH, _SIGMOID, _IDENTITY, _CLAMPED = 1, 2, 3, 4
+_GELU_TANH, _SIGMOID, _IDENTITY, _CLAMPED, _GELU_ERF, _TANH = 1, 2, 3, 4, 5, 6
 
 
 @njit(nogil=True)
@@ -150,6 +151,10 @@ def gated(gate: Any, up: Any, activation: int) -> Any:
     """silu(g) = g / (1 + exp(-g)); gelu's tanh form is g / (1 + exp(-2 t)) for its argument t."""
     if activation == _IDENTITY:
         return mul(gate, up)
+    if activation == _GELU_ERF:
+        return mul(gelu_erf(gate), up)
+    if activation == _TANH:
+        return mul(soft_cap(gate, np.float32(1)), up)
     one, z = splat(np.float32(1)), gate
     if activation == _CLAMPED:
         limit = splat(np.float32(7))
@@ -168,20 +173,22 @@ def gated(gate: Any, up: Any, activation: int) -> Any:
 def _glu_rows(
     x: np.ndarray,
     activation: int,
+    alone: bool,
     out: np.ndarray,
     q8: Q8Views,
     rest: Q8Views,
     start: int,
     stop: int,
 ) -> None:
-    width, is_q8 = x.shape[1] // 2, out.size == 0
+    width, is_q8 = x.shape[1] if alone else x.shape[1] // 2, out.size == 0
     scratch = np.empty(width, np.float32)
     for row in range(start, stop):
-        gate = advance(pointer(x), row * 2 * width)
+        gate = advance(pointer(x), row * x.shape[1])
         up = advance(gate, width)
         to = pointer(scratch) if is_q8 else advance(pointer(out), row * width)
         for i in range(0, width, LANES):
-            v = gated(load_upto(gate, i, width), load_upto(up, i, width), activation)
+            by = splat(np.float32(1)) if alone else load_upto(up, i, width)
+            v = gated(load_upto(gate, i, width), by, activation)
             store_upto(to, i, width, v)
         if is_q8:
             quantize_planes(to, to, q8, rest, row, width // BLOCK, 0, width // BLOCK)
@@ -189,13 +196,19 @@ def _glu_rows(
 
 @_kernel
 def glu(
-    x: np.ndarray, activation: int, out: np.ndarray, q8: Q8Views, rest: Q8Views, n_rows: int
+    x: np.ndarray,
+    activation: int,
+    alone: bool,
+    out: np.ndarray,
+    q8: Q8Views,
+    rest: Q8Views,
+    n_rows: int,
 ) -> None:
     if n_rows <= _FEW_ROWS:
-        _glu_rows(x, activation, out, q8, rest, 0, n_rows)
+        _glu_rows(x, activation, alone, out, q8, rest, 0, n_rows)
     else:
         for row in prange(n_rows):
-            _glu_rows(x, activation, out, q8, rest, row, row + 1)
+            _glu_rows(x, activation, alone, out, q8, rest, row, row + 1)
 
 
 @_kernel
@@ -223,7 +236,9 @@ def rope_table(positions: np.ndarray, inv_freq: np.ndarray, factor: float, out: 
 
 
 @_kernel
-def embed_quantized(w: QuantizedMatrix, tokens: np.ndarray, scale: Any, out: np.ndarray) -> None:
+def embed_quantized(
+    w: QuantizedMatrix, tokens: np.ndarray, scale: Any, out: np.ndarray, adds: bool
+) -> None:
     n_blocks, n_scales = w.n_cols // BLOCK, 1 + w.has_halves
     half = LANES * BLOCK // 2
     block_bytes = half if w.is_nibbles else 2 * half
@@ -241,16 +256,20 @@ def embed_quantized(w: QuantizedMatrix, tokens: np.ndarray, scale: Any, out: np.
             value = w.scale[scale_at] * np.float32(code - w.bias)
             if w.offset.size > 0:
                 value += w.offset[scale_at]
-            out[row, k] = scale * value
+            before = out[row, k] if adds else np.float32(0)
+            out[row, k] = before + scale * value
 
 
 @_kernel
-def embed_float(w: FloatMatrix, tokens: np.ndarray, scale: Any, out: np.ndarray) -> None:
+def embed_float(
+    w: FloatMatrix, tokens: np.ndarray, scale: Any, out: np.ndarray, adds: bool
+) -> None:
     for row in prange(tokens.size):
         tile, at_lane = tokens[row] // LANES, tokens[row] % LANES
         for k in range(w.n_cols):
             values = load(pointer(w.values), (tile * w.n_cols + k) * LANES)
-            out[row, k] = scale * lane(values, at_lane)
+            before = out[row, k] if adds else np.float32(0)
+            out[row, k] = before + scale * lane(values, at_lane)
 
 
 class HeadShape(NamedTuple):

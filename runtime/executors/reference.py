@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from ..errors import ModelError
-from ..ops import KvType, OpKind, RopeStyle, RowKind
+from ..ops import EmbedBy, KvType, OpKind, RopeStyle, RowKind
 from ..plan import Op, Plan
 from ..step import Step
 from ..weights import WeightSource, finite_values
@@ -30,6 +30,11 @@ from .reference_math import (
 from .reference_run import Run
 from .reference_state import conv, delta, scan
 
+_EMBED_BY: dict[EmbedBy, Callable[[Step], np.ndarray]] = {
+    EmbedBy.TOKEN: lambda step: step.tokens,
+    EmbedBy.POSITION: lambda step: step.positions,
+    EmbedBy.SEGMENT: lambda step: step.segments,
+}
 _KV_DTYPES = {KvType.F16: np.float16, KvType.F32: np.float32, KvType.Q8_0: np.float32}
 
 
@@ -141,7 +146,8 @@ class ReferenceExecutor:
     def _embed(self, run: Run, op: Op) -> None:
         table = self.weight(op, "table")
         assert table is not None
-        run.store(op, np.float32(op.float_of("scale")) * table[run.step.tokens])
+        by = _EMBED_BY[EmbedBy(op.int_of("by"))](run.step)
+        run.store(op, np.float32(op.float_of("scale")) * table[by])
 
     def _norm(self, run: Run, op: Op) -> None:
         x = run.floats(op.inputs[0])
@@ -228,7 +234,11 @@ class ReferenceExecutor:
         out = []
         for row, position in enumerate(run.step.positions):
             first = max(0, position - window + 1) if window else 0
-            seen = np.arange(first, position + 1)
+            end = position + 1
+            if op.int_of("both_ways"):
+                length = run.lengths[row]
+                end = min(length, position + window) if window else length
+            seen = np.arange(first, end)
             slots = run.slots_of(run.row_seq[row], seen, self._is_windowed[layer])
             k = self._keys[layer][slots].astype(np.float32)
             v = self._values[layer][slots].astype(np.float32)
@@ -236,7 +246,10 @@ class ReferenceExecutor:
         run.store(op, np.array(out, np.float32))
 
     def _glu(self, run: Run, op: Op) -> None:
-        gate, up = np.split(run.floats(op.inputs[0]), 2, axis=1)
+        gate = run.floats(op.inputs[0])
+        up = np.ones_like(gate)
+        if not op.int_of("alone"):
+            gate, up = np.split(gate, 2, axis=1)
         run.store(op, gated(op.int_of("activation"), gate, up))
 
     def _gate(self, run: Run, op: Op) -> None:

@@ -5,6 +5,7 @@ Must not know ops, plans or weights. All arrays are float32; rows do not see eac
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -138,6 +139,11 @@ def gelu_tanh(x: np.ndarray) -> np.ndarray:
     return np.float32(0.5) * x * (np.float32(1) + np.tanh(inner))
 
 
+def gelu_erf(x: np.ndarray) -> np.ndarray:
+    erf = np.vectorize(math.erf, otypes=[np.float64])(x / math.sqrt(2))
+    return (0.5 * x * (1 + erf)).astype(np.float32)
+
+
 def softplus(x: np.ndarray) -> np.ndarray:
     return np.logaddexp(np.float32(0), x)
 
@@ -177,6 +183,8 @@ _ACTIVATIONS: dict[Activation, Callable[[np.ndarray], np.ndarray]] = {
     Activation.GELU_TANH: gelu_tanh,
     Activation.SIGMOID: sigmoid,
     Activation.IDENTITY: lambda x: x,
+    Activation.GELU_ERF: gelu_erf,
+    Activation.TANH: np.tanh,
 }
 GATES: dict[Gating, Callable[[np.ndarray], np.ndarray]] = {
     Gating.SOFTMAX: softmax,

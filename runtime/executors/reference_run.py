@@ -47,6 +47,7 @@ class Run:
         ]
         n_seqs = len(step.seq_start) - 1
         self.row_seq = np.repeat(np.arange(n_seqs), np.diff(step.seq_start))  # (n_rows)
+        self.lengths = step.lengths()
 
     def slots_of(
         self, seq: np.ndarray | int, positions: np.ndarray, is_windowed: bool
@@ -101,5 +102,5 @@ class Run:
         return self.floats(at) if at >= 0 else np.empty((0, 0), np.float32)
 
     def logits(self) -> np.ndarray:
-        at = next(i for i, b in enumerate(self.plan.buffers) if b.is_logits)
-        return self.floats(at)
+        at = next((i for i, b in enumerate(self.plan.buffers) if b.is_logits), -1)
+        return self.floats(at) if at >= 0 else np.empty((0, 0), np.float32)

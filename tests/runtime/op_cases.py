@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from martlet.quant.formats import FORMATS
 from martlet.runtime.executors import Executor
-from martlet.runtime.ops import Activation, BufferKind, Gating, RopeStyle
+from martlet.runtime.ops import Activation, BufferKind, EmbedBy, Gating, RopeStyle
 from martlet.runtime.plan import Plan
 from martlet.runtime.plan_builder import PlanBuilder
 from martlet.runtime.step import Step
@@ -141,6 +141,13 @@ def _embed(format_name: str, scale: float, width: int, b: OpBuilder, _: int) -> 
     return b.plan.embed(b.new("table2", format_name, _VOCAB, width), scale)
 
 
+def _embed_by(by: EmbedBy, b: OpBuilder, x: int) -> int:
+    width = b.plan.buffers[x].width
+    summed = b.plan.linear(x, [_square(b, x)])
+    n_rows = {EmbedBy.TOKEN: _VOCAB, EmbedBy.POSITION: MAX_ROWS, EmbedBy.SEGMENT: 2}[by]
+    return b.plan.embed(b.new("table2", "Q8_0", n_rows, width), 0.7, by=by, add_to=summed)
+
+
 def _norm(group: int, weight_size: int, add: bool, b: OpBuilder, x: int) -> int:
     weight = b.new("norm", "F32", weight_size) if weight_size else -1
     add_to = b.plan.linear(x, [_square(b, x)]) if add else -1
@@ -184,6 +191,10 @@ def _linear(
 
 def _glu(activation: Activation, b: OpBuilder, x: int) -> int:
     return b.plan.glu(x, activation)
+
+
+def _activate(activation: Activation, b: OpBuilder, x: int) -> int:
+    return b.plan.activate(x, activation)
 
 
 def _linear_glu(
@@ -325,6 +336,7 @@ class Heads:
     temperature: tuple[float, int] = (0.0, 0)
     window: int = 0
     cap: float = 0.0
+    both_ways: bool = False
     show_qkv: bool = False  # stop after rope_kv
 
     @property
@@ -358,8 +370,15 @@ def _attention(h: Heads, b: OpBuilder, x: int) -> int:
     )
     if h.show_qkv:
         return x
-    scale = h.head_dim**-0.5
-    return p.attention(x, kv_layer=layer, heads=h.heads, scale=scale, cap=h.cap, window=h.window)
+    return p.attention(
+        x,
+        kv_layer=layer,
+        heads=h.heads,
+        scale=h.head_dim**-0.5,
+        cap=h.cap,
+        window=h.window,
+        both_ways=h.both_ways,
+    )
 
 
 def _state_steps() -> list[Step]:
@@ -398,6 +417,10 @@ def _cases() -> Iterable[OpCase]:
         for n_rows, n_out in ((1, 1), (3, 33), (17, 130)):
             op = partial(_linear, [fmt], [n_out], False, False)
             yield OpCase(f"linear-{fmt}-{n_out}x{width}-{n_rows}rows", width, op, one_step(n_rows))
+    for by in EmbedBy:
+        segments = np.array([0, 1, 1, 0, 1], np.int32)
+        steps = [replace(step, segments=segments) for step in one_step(5)]
+        yield OpCase(f"embed-by-{by.name}", 64, partial(_embed_by, by), steps)
     for width, group, weight in ((8, 0, 8), (33, 0, 33), (96, 0, 96), (96, 32, 32), (96, 48, 96)):
         for add in (False, True):
             op = partial(_norm, group, weight, add)
@@ -419,6 +442,8 @@ def _cases() -> Iterable[OpCase]:
         for width in (6, 64, 130):
             op = partial(_glu, activation)
             yield OpCase(f"glu-{activation.name}-{width}", width, op, one_step(5))
+        op = partial(_activate, activation)
+        yield OpCase(f"activate-{activation.name}", 37, op, one_step(5))
         op = partial(_glu, activation)
         yield OpCase(f"glu-{activation.name}-quantized", 192, op, one_step(5), show_blocks=True)
     for formats in (("F32", "F16"), ("Q4_1", "Q4_1"), ("Q5_0", "Q8_0")):
@@ -522,6 +547,8 @@ def _attention_cases() -> Iterable[OpCase]:
         "window": Heads(4, 2, 32, 32, n_rot=32, window=10),
         "soft-cap": Heads(4, 2, 32, 32, n_rot=32, cap=1.5, window=20),
         "window-of-one": Heads(2, 2, 16, 16, n_rot=16, window=1),
+        "both-ways": Heads(4, 2, 32, 32, n_rot=32, both_ways=True),
+        "both-ways-window": Heads(4, 1, 16, 16, n_rot=16, window=7, both_ways=True),
         "wide-head": Heads(2, 1, 256, 256, n_rot=256, head_norm=True, window=18),
     }
     for name, h in shapes.items():

@@ -249,6 +249,13 @@ def hidden_in_the_logits(r: Records) -> None:
     r.sizes["hidden"] = logits_buffer(r)
 
 
+def windowed_and_both_ways(r: Records) -> None:
+    """The blocks ahead of a window may be those of others."""
+    r.kv_layers["is_windowed"] = 1
+    at = op_of(r, OpKind.ATTENTION)
+    r.ops["i"][at, 5:7] = 9, 1
+
+
 def hidden_nowhere(r: Records) -> None:
     r.sizes["hidden"] = len(r.buffers)
 
@@ -256,6 +263,7 @@ def hidden_nowhere(r: Records) -> None:
 NAMED = {
     "hidden states in the logits": (hidden_in_the_logits, "cannot hold hidden states"),
     "hidden states out of buffers": (hidden_nowhere, "cannot hold hidden states"),
+    "a window that looks ahead": (windowed_and_both_ways, "op"),
     "gap in a stack of weights": (gap_in_stack, "op"),
     "norm weight that is a matrix": (norm_weight_as_matrix, "op"),
     "trig in the logits": (trig_from_logits, "op"),
@@ -276,6 +284,8 @@ NAMED = {
     "heads without keys": (set_field("ops", OpKind.ATTENTION, "i", 1, 0), "op"),
     "no such layer": (set_field("ops", OpKind.ATTENTION, "i", 4, 7), "op"),
     "window before the row": (set_field("ops", OpKind.ATTENTION, "i", 5, -1), "op"),
+    "both ways and more": (set_field("ops", OpKind.ATTENTION, "i", 6, 2), "op"),
+    "embedded by nothing": (set_field("ops", OpKind.EMBED, "i", 0, 3), "op"),
     "a cap below 0": (set_field("ops", OpKind.ATTENTION, "f", 1, -1.0), "op"),
     "a cap that is no number": (set_field("ops", OpKind.ATTENTION, "f", 1, float("nan")), "op"),
     "rest out of buffers": (rest_is(lambda r, at: 1000), "op"),

@@ -66,6 +66,7 @@ REFUSED = {
     "fewer positions": ({"positions": ints(5, 6, 7)}, "4 tokens.* 3 positions"),
     "more positions": ({"positions": ints(5, 6, 7, 8, 9)}, "4 tokens.* 5 positions"),
     "fewer starts": ({"seq_start": ints(0, 4)}, "2 block tables.* 2 starts"),
+    "fewer segments": ({"segments": ints(0)}, "4 tokens.* 1 segments"),
     "flat table": ({"block_table": ints(0, 3)}, "block table"),
     "wide integers": ({"tokens": np.array([1, 2, 3, 4])}, "int64"),
     "strided": ({"tokens": np.arange(8, dtype=np.int32)[::2]}, "contiguous"),
