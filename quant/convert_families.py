@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any
 
 from .convert_experts import ExpertKeys
-from .convert_recurrent import ATTENTION
+from .convert_recurrent import ATTENTION, FALCON_SCALES
 
 
 class HeadNorm(Enum):
@@ -499,6 +499,23 @@ _LFM2MOE = replace(
         "norm_topk_prob": True,
     },
 )
+_FALCON_H1 = Family(
+    "falcon-h1",
+    norms=Norms(before_mlp="pre_ff_layernorm"),
+    recurrence="Mamba-2 beside attention",
+    biases={},
+    renames={".feed_forward.": ".mlp.", **_DT_BIAS},
+    final_norm="model.final_layernorm",
+    defaults=_defaults(
+        8192,
+        1e-5,
+        num_key_value_heads=8,
+        **_MAMBA2,
+        mamba_rms_norm=False,
+        mamba_norm_before_gate=True,
+        **dict.fromkeys(FALCON_SCALES, 1.0),
+    ),
+)
 _QWEN3_5 = Family(
     "qwen35",
     norm_offset=1.0,
@@ -564,6 +581,7 @@ FAMILIES: dict[str, Family | Callable[[Mapping[str, Any]], Family]] = {
     "Cohere2ForCausalLM": _COHERE2,
     "Lfm2ForCausalLM": _LFM2,
     "Lfm2MoeForCausalLM": _LFM2MOE,
+    "FalconH1ForCausalLM": _FALCON_H1,
     "Qwen3_5ForCausalLM": _QWEN3_5,
     "Qwen3_5ForConditionalGeneration": _QWEN3_5,
     "Qwen3_5MoeForCausalLM": _QWEN3_5MOE,

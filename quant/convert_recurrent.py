@@ -11,13 +11,19 @@ heads change their order. `ssm_a` holds -exp(A_log).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 
+from .convert_rope import positive
 from .errors import FileFormatError, UnsupportedError
 
+# Factors of Falcon-H1, each 1 where the config has none.
+FALCON_SCALES = (
+    *("embedding_multiplier", "lm_head_multiplier", "key_multiplier", "ssm_in_multiplier"),
+    *("ssm_out_multiplier", "attention_in_multiplier", "attention_out_multiplier"),
+)
 ATTENTION = ("full_attention", "attention")
 
 
@@ -25,6 +31,8 @@ class CountedKeys(Protocol):
     values: Mapping[str, Any]
 
     def count(self, key: str, default: int | None = None) -> int: ...
+
+    def number(self, key: str) -> float: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +43,7 @@ class Change:
     rows: np.ndarray | None = None
     cols: np.ndarray | None = None
     values: Callable[[np.ndarray], np.ndarray] | None = None
+    scale: float | np.ndarray = 1.0  # of all rows, or of each
     shape: tuple[int, ...] = ()  # in the file, where it is another one
 
 
@@ -49,6 +58,8 @@ class Recurrence:
     parts: Mapping[str, tuple[int, ...]]  # shapes by name under model.layers.N
     metadata: Mapping[str, Any]  # without `ARCH.`
     changes: Mapping[str, Change] = field(default_factory=dict)
+    """By name within a layer, or of what is not in a layer by its whole name."""
+    is_beside: bool = False  # recurrent layers have attention, too
     q_rows: int = 1  # rows of a query head, in heads: 2 where a gate stands behind each
 
 
@@ -151,6 +162,14 @@ def _rope_sections(keys: CountedKeys) -> list[int]:
 
 
 def mamba2(keys: CountedKeys) -> Recurrence:
+    """In the place of attention."""
+    is_recurrent = _is_recurrent(keys, "mamba", "linear_attention")
+    return _mamba2(keys, is_recurrent, {"attention.head_count_kv": _kv_heads(keys, is_recurrent)})
+
+
+def _mamba2(
+    keys: CountedKeys, is_recurrent: tuple[bool, ...], metadata: Mapping[str, Any]
+) -> Recurrence:
     dim, taps = keys.count("hidden_size"), keys.count("mamba_d_conv")
     heads, groups = keys.count("mamba_n_heads"), keys.count("mamba_n_groups")
     state_dim, head_dim = keys.count("mamba_d_state"), _mamba2_head_dim(keys, dim, heads)
@@ -171,12 +190,11 @@ def mamba2(keys: CountedKeys) -> Recurrence:
     }
     if keys.values.get("mamba_conv_bias"):
         table["conv1d.bias"] = ((channels,), NO_CHANGE)
-    is_recurrent = _is_recurrent(keys, "mamba", "linear_attention")
     return Recurrence(
         is_recurrent,
         {f"mamba.{part}": shape for part, (shape, _) in table.items()},
         {
-            "attention.head_count_kv": _kv_heads(keys, is_recurrent),
+            **metadata,
             "ssm.conv_kernel": taps,
             "ssm.group_count": groups,
             "ssm.time_step_rank": heads,
@@ -205,8 +223,54 @@ def _refuse(keys: CountedKeys, key: str, supported: tuple[Any, ...]) -> None:
         raise UnsupportedError(f"config.json: {key} is {value!r:.80}, which is not supported")
 
 
+def falcon_h1(keys: CountedKeys) -> Recurrence:
+    """Beside attention in every layer. What activations are multiplied by goes into the weights:
+    readers of the file know no such factors."""
+    found = _mamba2(keys, (True,) * keys.count("num_hidden_layers"), {})
+    parts, inner = dict(found.parts), found.metadata["ssm.inner_size"]
+    if not keys.values["mamba_rms_norm"]:
+        del parts["mamba.norm.weight"]
+    else:
+        _refuse(keys, "mamba_norm_before_gate", (False,))
+    scales = {key: keys.number(key) for key in FALCON_SCALES}
+    if keys.values.get("tie_word_embeddings") and (
+        scales["embedding_multiplier"] != scales["lm_head_multiplier"]
+    ):
+        raise UnsupportedError(
+            "config.json: tie_word_embeddings with an embedding_multiplier that is not the "
+            "lm_head_multiplier is not supported"
+        )
+    gate, down = _numbers(keys, "mlp_multipliers", 2)
+    bc = found.metadata["ssm.group_count"] * found.metadata["ssm.state_size"]
+    heads = found.metadata["ssm.time_step_rank"]
+    columns = np.repeat(_numbers(keys, "ssm_multipliers", 5), (inner, inner, bc, bc, heads))
+    attention_in = scales["attention_in_multiplier"]
+    changes: dict[str, float | np.ndarray] = {
+        "model.embed_tokens.weight": scales["embedding_multiplier"],
+        "lm_head.weight": scales["lm_head_multiplier"],
+        "self_attn.q_proj.weight": attention_in,
+        "self_attn.k_proj.weight": attention_in * scales["key_multiplier"],
+        "self_attn.v_proj.weight": attention_in,
+        "self_attn.o_proj.weight": scales["attention_out_multiplier"],
+        "mlp.gate_proj.weight": gate,
+        "mlp.down_proj.weight": down,
+        "mamba.in_proj.weight": scales["ssm_in_multiplier"] * columns[:, None],
+        "mamba.out_proj.weight": scales["ssm_out_multiplier"],
+    }
+    scaled = {name: Change(scale=scale) for name, scale in changes.items()}
+    return replace(found, parts=parts, changes={**found.changes, **scaled}, is_beside=True)
+
+
+def _numbers(keys: CountedKeys, key: str, n: int) -> list[float]:
+    values = keys.values.get(key, [1.0] * n)
+    if not isinstance(values, list) or len(values) != n:
+        raise FileFormatError(f"config.json: {key} is {values!r:.80}, expected {n} numbers")
+    return [positive(key, value) for value in values]
+
+
 READERS: dict[str, Callable[[CountedKeys], Recurrence]] = {
     "short convolution": short_convolution,
     "delta net": delta_net,
     "Mamba-2": mamba2,
+    "Mamba-2 beside attention": falcon_h1,
 }

@@ -94,6 +94,9 @@ class Weight:
         rows = self.source.rows(index)
         if self.change.values:
             rows = self.change.values(rows)
+        if np.any(self.change.scale != 1):
+            scale = np.asarray(self.change.scale, np.float32)
+            rows = rows * (scale[start:stop] if scale.ndim else scale)
         if self.change.cols is not None:
             rows = rows[:, self.change.cols]
         if self.offset:  # adding 0 would turn -0 to 0
@@ -259,9 +262,10 @@ def _layer(settings: Settings, n: int, sizes: Mapping[str, int]) -> dict[str, tu
         add({name: ("dim",) for name in names if name})
 
     add_norms(norms.before_attention)
-    if recurrence and recurrence.is_recurrent[n]:
+    is_recurrent = bool(recurrence and recurrence.is_recurrent[n])
+    if recurrence and is_recurrent:
         wanted.update(recurrence.parts)
-    else:
+    if not is_recurrent or (recurrence and recurrence.is_beside):
         add(_attention_parts(settings))
     add_norms(norms.after_attention, norms.before_mlp)
     if experts and experts.has(n):
@@ -326,6 +330,6 @@ def _weight(
     is_offset = name.endswith("norm.weight") and ".linear_attn." not in name
     offset = settings.family.norm_offset if is_offset else 0.0
     change = NO_CHANGE
-    if settings.recurrence and (match := _LAYER.match(name)):
-        change = settings.recurrence.changes.get(name[match.end() :], NO_CHANGE)
+    if settings.recurrence:
+        change = settings.recurrence.changes.get(_LAYER.sub("", name), NO_CHANGE)
     return Weight(new_name, change.shape or tuple(shape), source, first, heads, offset, change)

@@ -29,6 +29,7 @@ class Architecture:
     attention_cap: float = 0.0  # scores are cap * tanh(score / cap), where the file says nothing
     logit_cap: float = 0.0  # the same of logits
     recurrence: str = ""  # of layers without attention: a row of recurrence.READERS
+    has_both: bool = False  # layers are recurrent beside their attention
     attention_every: int = 0  # full_attention_interval: layer l has it when (l + 1) mod n = 0
     supports: frozenset[str] = frozenset()  # of config.RESTRICTED
 
@@ -47,6 +48,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "ernie4_5": Architecture(),
     "ernie4_5-moe": Architecture(experts=ExpertDefaults(renormalize=True)),
     "exaone4": Architecture(local_every=4, rope_on_local_only=True),
+    "falcon-h1": Architecture(recurrence="Mamba-2", has_both=True),
     "gemma": Architecture(scales_embedding=True),
     "gemma2": Architecture(
         scales_embedding=True,

@@ -190,7 +190,7 @@ def _layers(
         rope = None
         if _has_rope(keys, arch, n, window, windows):
             rope = read_rope(keys, head_dim, rules, is_local=window > 0)
-        is_recurrent = bool(arch.recurrence) and kv == 0
+        is_recurrent = bool(arch.recurrence) and (kv == 0 or arch.has_both)
         layers.append(
             LayerConfig(h, kv, head_dim, value_dim, ffn, window, rope, experts[n], is_recurrent)
         )

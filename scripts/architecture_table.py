@@ -27,6 +27,7 @@ SIZES: dict[str, tuple[str, int, int, int]] = {
     "ernie4_5": ("ERNIE 4.5 0.3B", 18, 2, 128),
     "ernie4_5-moe": ("ERNIE 4.5 21B-A3B", 28, 4, 128),
     "exaone4": ("EXAONE 4.0 1.2B", 30, 8, 64),
+    "falcon-h1": ("Falcon-H1 0.5B", 36, 2, 64),
     "gemma": ("Gemma 2B", 18, 1, 256),
     "gemma2": ("Gemma 2 2B", 26, 4, 256),
     "gemma3": ("Gemma 3 270M", 18, 1, 256),
@@ -95,7 +96,8 @@ def _attention(arch: Architecture) -> str:
         parts.append("two rope bases")
     if arch.recurrence:
         every = f" in {arch.attention_every - 1} of {arch.attention_every} layers"
-        parts.append(arch.recurrence + (every if arch.attention_every else " in the others"))
+        where = " in the others" if not arch.has_both else " in all layers"
+        parts.append(arch.recurrence + (every if arch.attention_every else where))
     return ", ".join(parts)
 
 

@@ -18,7 +18,7 @@ from martlet.quant.convert_config import Settings
 from martlet.quant.convert_families import HeadNorm
 from martlet.scripts.source_experts import experts_forward
 from martlet.scripts.source_recurrent import LAYERS as RECURRENT
-from martlet.scripts.source_recurrent import sigmoid
+from martlet.scripts.source_recurrent import falcon_scale, sigmoid
 
 _SLICE_WEIGHTS = 1 << 24
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)")
@@ -29,9 +29,10 @@ def source_logits(
     checkpoint: Checkpoint, config: Mapping[str, Any], settings: Settings, ids: Sequence[int]
 ) -> np.ndarray:
     """float32 (len(ids), vocab_size) at every position of one sequence."""
-    source, family = _Source(checkpoint, settings), settings.family
+    source, family = _Source(checkpoint, config, settings), settings.family
     norms, scales = family.norms, settings.scales
     x = source.rows("embed_tokens.weight", np.asarray(ids))
+    x = x * np.float32(falcon_scale(source.scales, "embed_tokens"))
     if family.scales_embedding:
         x = x * np.float32(math.sqrt(settings.dim))
     x = x * np.float32(scales.get("embedding_scale", 1.0))
@@ -48,7 +49,7 @@ def source_logits(
             x = x + source.norm(fed, at, norms.after_mlp) * residual_scale
         checkpoint.drop_pages()
     x = source.norm(x, "", family.final_norm.removeprefix("model."))
-    logits = source.linear(x, "embed_tokens" if settings.is_tied else "lm_head")
+    logits = source.linear(x, "embed_tokens" if settings.is_tied else "lm_head", scaled="lm_head")
     logit_scale = scales.get("logit_scale", 1.0)
     logits = logits * np.float32(1 / logit_scale if family.divides_logits else logit_scale)
     return _capped(logits, settings.caps.get("final_logit_softcapping", 0.0))
@@ -61,8 +62,11 @@ def _capped(x: np.ndarray, cap: float) -> np.ndarray:
 class _Source:
     """Tensors by the end of their name, which is the same in every class around the model."""
 
-    def __init__(self, checkpoint: Checkpoint, settings: Settings) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, config: Mapping[str, Any], settings: Settings
+    ) -> None:
         self.settings = settings
+        self.scales = config if settings.family.arch == "falcon-h1" else {}
         self._tensors = {
             settings.family.renamed(name): tensor
             for name, tensor in checkpoint.tensors.items()
@@ -92,13 +96,15 @@ class _Source:
         normed: np.ndarray = (centred / np.sqrt(mean + self.settings.norm_eps)).astype(np.float32)
         return normed * weight
 
-    def linear(self, x: np.ndarray, name: str) -> np.ndarray:
-        """x W^T + b; of a fused tensor only the part with this name."""
+    def linear(self, x: np.ndarray, name: str, scaled: str = "") -> np.ndarray:
+        """x W^T + b, times the factor of this name or of `scaled`; of a fused tensor only the part
+        with this name."""
+        scale = falcon_scale(self.scales, scaled or name)
         first, stop, weight, bias = self._place(name)
         step = max(1, _SLICE_WEIGHTS // x.shape[1])
         starts = range(first, stop, step)
         parts = [x @ weight.rows(slice(at, min(at + step, stop))).T for at in starts]
-        y = np.concatenate(parts, axis=1)
+        y = np.concatenate(parts, axis=1) * np.asarray(scale, np.float32)
         return y if bias is None else y + bias.rows(slice(first, stop))[:, 0]
 
     def _place(self, name: str) -> tuple[int, int, Any, Any]:
@@ -123,10 +129,11 @@ class _Source:
 
 def _mixed(source: _Source, config: Mapping[str, Any], n: int, x: np.ndarray) -> np.ndarray:
     s = source.settings
-    if s.recurrence and s.recurrence.is_recurrent[n]:
-        inner = {**s.family.defaults, **config, **(config.get("text_config") or {})}
-        return RECURRENT[s.family.recurrence](source, f"layers.{n}.", x, inner)
-    return _attention(source, config, n, x)
+    if not s.recurrence or not s.recurrence.is_recurrent[n]:
+        return _attention(source, config, n, x)
+    inner = {**s.family.defaults, **config, **(config.get("text_config") or {})}
+    mixed = RECURRENT[s.family.recurrence](source, f"layers.{n}.", x, inner)
+    return mixed + _attention(source, config, n, x) if s.recurrence.is_beside else mixed
 
 
 def _attention(source: _Source, config: Mapping[str, Any], n: int, x: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ Owns: short convolutions (LFM2), gated delta nets (Qwen 3.5) and Mamba-2 layers 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -89,14 +89,45 @@ def mamba2(source: Source, at: str, x: np.ndarray, config: dict[str, Any]) -> np
         written = dt[t, :, None, None] * values[t, :, :, None] * b[t, :, None, :]
         state = decay[t, :, None, None] * state + written
         out[t] = np.einsum("hdn,hn->hd", state, c[t]) + skip[:, None] * values[t]
-    gated = (out.reshape(len(x), -1) * z * sigmoid(z)).reshape(len(x), groups, -1)
-    gated /= np.sqrt((gated**2).mean(axis=2, keepdims=True) + source.settings.norm_eps)
-    normed = gated.reshape(len(x), -1) * source.rows(f"{at}norm.weight", slice(None))[:, 0]
-    return source.linear(normed.astype(np.float32), f"{at}out_proj")
+    gated = out.reshape(len(x), -1) * z * sigmoid(z)
+    if config.get("mamba_rms_norm", True):
+        grouped = gated.reshape(len(x), groups, -1)
+        grouped /= np.sqrt((grouped**2).mean(axis=2, keepdims=True) + source.settings.norm_eps)
+        gated = grouped.reshape(gated.shape) * source.rows(f"{at}norm.weight", slice(None))[:, 0]
+    return source.linear(gated.astype(np.float32), f"{at}out_proj")
+
+
+def falcon_scale(config: Mapping[str, Any], name: str) -> float | np.ndarray:
+    """What Falcon-H1 multiplies the results of a projection by, its inputs' factor included; 1
+    where the config has no factors."""
+    part = name.rsplit(".", 1)[-1]
+    if name.endswith("mamba.in_proj") and "ssm_multipliers" in config:
+        inner, bc = config["mamba_d_ssm"], config["mamba_n_groups"] * config["mamba_d_state"]
+        widths = (inner, inner, bc, bc, config["mamba_n_heads"])
+        ssm_in = config.get("ssm_in_multiplier", 1.0)
+        return np.repeat(config["ssm_multipliers"], widths) * ssm_in
+    if part in ("gate_proj", "down_proj") and "mlp_multipliers" in config:
+        return float(config["mlp_multipliers"][part == "down_proj"])
+    scale = 1.0
+    for key in _SCALED_BY.get(part, ()):
+        scale *= config.get(key, 1.0)
+    return scale
+
+
+_SCALED_BY = {
+    "embed_tokens": ("embedding_multiplier",),
+    "q_proj": ("attention_in_multiplier",),
+    "k_proj": ("attention_in_multiplier", "key_multiplier"),
+    "v_proj": ("attention_in_multiplier",),
+    "o_proj": ("attention_out_multiplier",),
+    "out_proj": ("ssm_out_multiplier",),
+    "lm_head": ("lm_head_multiplier",),
+}
 
 
 LAYERS: dict[str, Callable[..., np.ndarray]] = {
     "short convolution": lambda source, at, x, config: short_convolution(source, at, x),
     "delta net": delta_net,
     "Mamba-2": mamba2,
+    "Mamba-2 beside attention": mamba2,
 }

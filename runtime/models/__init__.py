@@ -27,6 +27,7 @@ RECORDERS: dict[str, Recorder] = {
     "ernie4_5": partial(dense.pre_norm, style=PAIR),
     "ernie4_5-moe": partial(dense.pre_norm, style=PAIR),
     "exaone4": partial(dense.post_norm, style=HALF, head_norm=HeadNorm.HEADS),
+    "falcon-h1": mamba2.falcon_h1,
     "gemma": partial(dense.pre_norm, style=HALF, activation=_GELU),
     "gemma2": partial(dense.sandwich, style=HALF, activation=_GELU),
     "gemma3": partial(dense.sandwich, style=HALF, activation=_GELU, head_norm=HeadNorm.HEADS),

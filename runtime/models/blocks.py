@@ -47,7 +47,8 @@ class Recording:
 
     def norm(self, x: int, name: str, *, add_to: int = -1) -> int:
         p, c = self.plan, self.config
-        weight, bias = p.weight(f"{name}.weight", c.dim), p.optional(f"{name}.bias", c.dim)
+        stored = name if self.weights.shape(name) is not None else f"{name}.weight"  # as Falcon-H1
+        weight, bias = p.weight(stored, c.dim), p.optional(f"{name}.bias", c.dim)
         return p.norm(x, weight, c.stream_eps, bias=bias, centered=c.is_centered, add_to=add_to)
 
     def attention(

@@ -25,6 +25,17 @@ def granite_hybrid(r: Recording) -> None:
     r.logits(x)
 
 
+def falcon_h1(r: Recording) -> None:
+    """Norms before, SwiGLU, rope of halves; Mamba-2 beside attention."""
+    x = r.embed()
+    for n in range(r.config.n_layers):
+        normed = r.norm(x, f"blk.{n}.attn_norm")
+        r.attention(n, normed, RopeStyle.HALF, add_to=x)
+        _mamba2(r, n, normed, add_to=x)
+        r.gated_mlp(n, r.norm(x, f"blk.{n}.ffn_norm"), SILU, add_to=x)
+    r.logits(x)
+
+
 def _mamba2(r: Recording, n: int, x: int, *, add_to: int) -> None:
     """ssm_out(norm(scan(silu(conv([x | B | C])), dt) * silu(z))), [z | x | B | C | dt] = ssm_in(x),
     with a norm of every group, where there is one."""

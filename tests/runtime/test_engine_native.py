@@ -24,7 +24,7 @@ from .native_library import IS_SANITIZED  # skips the file where there is no nat
 from .scripted import ScriptedTokenizer
 from .tiny import TinyDims, TinyModel, tiny_model
 
-RECURRENT = ("lfm2", "qwen35", "granitehybrid")
+RECURRENT = ("lfm2", "qwen35", "granitehybrid", "falcon-h1")
 # Checkpoints whose layers differ from those of the tiny models in what a row's neighbours could
 # disturb: states, windows of all or some layers, layers without rope, norms of whole rows,
 # temperatures, soft caps.

@@ -61,7 +61,7 @@ def test_the_summary_adds_up(tiny_file: Path) -> None:
     json.dumps(summary)
 
 
-@pytest.mark.parametrize("name", ["lfm2", "qwen35", "granitehybrid"])
+@pytest.mark.parametrize("name", ["lfm2", "qwen35", "granitehybrid", "falcon-h1"])
 def test_states_are_as_large_as_the_plan_has_them(name: str) -> None:
     with GGUFFile.open(gguf_of(name)) as file:
         model = summarize(file)["model"]
