@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .convert_experts import SourceExperts, read_experts
-from .convert_families import FAMILIES, Family, HeadNorm, Windows, family_of
+from .convert_families import FAMILIES, family_of
+from .convert_family import Family, HeadNorm, Windows
 from .convert_recurrent import ATTENTION, READERS, Recurrence, adjusted_ffn_dim
 from .convert_rope import RopeKeys, positive, rope_keys
 from .dense_keys import dense_keys

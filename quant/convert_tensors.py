@@ -17,7 +17,7 @@ import numpy as np
 
 from .convert_config import Settings
 from .convert_experts import Source, stacked
-from .convert_families import GATE_UP, QKV, SHARED_GATE_UP, Family, HeadNorm
+from .convert_family import GATE_UP, QKV, SHARED_GATE_UP, Family, HeadNorm
 from .convert_recurrent import NO_CHANGE, Change
 from .errors import FileFormatError, UnsupportedError
 from .safetensors_file import SourceTensor

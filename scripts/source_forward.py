@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from martlet.quant.checkpoint import Checkpoint
 from martlet.quant.convert_config import Settings
-from martlet.quant.convert_families import HeadNorm
+from martlet.quant.convert_family import HeadNorm
 from martlet.scripts.source_experts import experts_forward
 from martlet.scripts.source_recurrent import LAYERS as RECURRENT
 from martlet.scripts.source_recurrent import falcon_scale, sigmoid
