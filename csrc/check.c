@@ -77,6 +77,11 @@ static int32_t check_kv_layers(const mt_plan *p, char *err) {
                            k->head_dim, k->value_dim);
         if (k->is_windowed != 0 && k->is_windowed != 1)
             return mt_fail(err, "KV layer %d: is_windowed is %d", i, k->is_windowed);
+        if (k->is_latent != 0 && k->is_latent != 1)
+            return mt_fail(err, "KV layer %d: is_latent is %d", i, k->is_latent);
+        if (k->is_latent && (k->value_dim % 16 || k->value_dim > k->head_dim))
+            return mt_fail(err, "KV layer %d: %d of %d values of a key cannot be its values", i,
+                           k->value_dim, k->head_dim);
         n_values += (int64_t)k->kv_heads * (k->head_dim + k->value_dim);
         if (n_values > MAX_TOKEN_VALUES)
             return mt_fail(err, "KV layers up to %d keep %lld values of a token: at most %d", i,

@@ -2,11 +2,9 @@
 #include "check.h"
 
 /* How many weights of an op, from the first on, are matrices. All others are vectors. */
-static const int8_t n_matrices[MT_N_OP_KINDS] = {[MT_OP_EMBED] = 1,
-                                                 [MT_OP_LINEAR] = 3,
-                                                 [MT_OP_LINEAR_GLU] = 2,
-                                                 [MT_OP_EXPERT_GLU] = 2,
-                                                 [MT_OP_EXPERT_SUM] = 1};
+static const int8_t n_matrices[MT_N_OP_KINDS] = {
+    [MT_OP_EMBED] = 1,      [MT_OP_LINEAR] = 3,     [MT_OP_LINEAR_GLU] = 2,
+    [MT_OP_EXPERT_GLU] = 2, [MT_OP_EXPERT_SUM] = 1, [MT_OP_HEAD_LINEAR] = 1};
 
 int mt_is_matrix(const mt_plan *p, int32_t tensor) {
     for (int32_t i = 0; i < p->n_ops; i++)
@@ -84,6 +82,25 @@ static int check_linear_glu(const mt_plan *p, const mt_op *op, const mt_buffer *
     return 1;
 }
 
+/* The weight's columns meet the first values of every head of x. What is behind those, out has too,
+ * behind the products. */
+static int check_head_linear(const mt_plan *p, const mt_op *op, const mt_buffer *out) {
+    const int64_t heads = op->i[0];
+    if (!out || out->is_logits || op->flags || heads < 1 || heads > MAX_HEADS) return 0;
+    if (op->in[0] < 0 || op->in[0] >= p->n_buffers || op->w[0] < 0 || op->w[0] >= p->n_tensors)
+        return 0;
+    const mt_buffer *in = &p->buffers[op->in[0]];
+    const mt_tensor *w = &p->tensors[op->w[0]];
+    if (!matrix_of(p, op->w[0], w->cols) || in->width % heads || w->rows % heads) return 0;
+    if (in->is_logits || !as_many_rows(in, out)) return 0;
+    if (op->in[1] >= 0 && !is_rest(p, op->in[1], in)) return 0;
+    const int64_t width = in->width / heads, rows = w->rows / heads, tail = width - w->cols;
+    if (tail < 0 || rows % MT_TILE_ROWS || (in->kind != MT_BUF_F32 && width % MT_BLOCK)) return 0;
+    if (mt_layout_of(w->format)->codes == MT_CODES_FLOAT && in->kind == MT_BUF_Q8) return 0;
+    if (tail && !same_rows(buffer_of(p, op->in[2], MT_BUF_F32), out, in->width)) return 0;
+    return heads * (rows + tail) <= out->width;
+}
+
 static int check_router(const mt_plan *p, const mt_op *op, const mt_buffer *out) {
     const mt_buffer *logits = buffer_of(p, op->in[0], MT_BUF_F32);
     const int32_t used = op->i[1], groups = op->i[2], kept = op->i[3];
@@ -137,19 +154,25 @@ static int check_kv(const mt_plan *p, const mt_op *op, int32_t layer, const mt_b
     const int64_t heads = op->i[0], kv_heads = op->i[1], head_dim = op->i[2], value_dim = op->i[3];
     if (layer < 0 || layer >= p->n_kv_layers || !qkv || heads < 1 || kv_heads < 1) return 0;
     const mt_kv_layer *kv = &p->kv_layers[layer]; /* whose sizes are known to be sane */
+    const int64_t values = kv->is_latent ? 0 : kv_heads * value_dim;
     return kv->kv_heads == kv_heads && kv->head_dim == head_dim && kv->value_dim == value_dim &&
-           heads % kv_heads == 0 && heads / kv_heads <= MT_ATTN_MAX_ROWS && heads <= MAX_HEADS &&
-           (heads + kv_heads) * head_dim + kv_heads * value_dim == qkv->width;
+           heads % kv_heads == 0 && heads <= MAX_HEADS &&
+           (heads + kv_heads) * head_dim + values == qkv->width;
 }
 
 static int check_rope_kv(const mt_plan *p, const mt_op *op, const mt_buffer *out) {
     const int n_rot = op->i[4];
     if (!out || op->in[0] != op->out || !check_kv(p, op, op->i[6], out)) return 0;
-    if (n_rot < 0 || n_rot % 2 || n_rot > op->i[2] || (op->i[5] != 0 && op->i[5] != 1)) return 0;
+    const int is_latent = p->kv_layers[op->i[6]].is_latent;
+    const int turns_from = is_latent ? op->i[3] : 0;
+    if (n_rot < 0 || n_rot % 2 || n_rot > op->i[2] - turns_from) return 0;
+    if (op->i[5] != 0 && op->i[5] != 1) return 0;
     if (n_rot && !same_rows(buffer_of(p, op->in[1], MT_BUF_F32), out, n_rot)) return 0;
     if ((op->i[7] != 0 && op->i[7] != 1) || op->i[8] < 0) return 0;
+    const int64_t k_norm = is_latent ? op->i[3] : op->i[2];
+    const int64_t k_width = is_latent ? op->i[3] : (int64_t)op->i[1] * op->i[2];
     return is_norm_weight(p, op->w[0], op->i[2], (int64_t)op->i[0] * op->i[2]) &&
-           is_norm_weight(p, op->w[1], op->i[2], (int64_t)op->i[1] * op->i[2]);
+           is_norm_weight(p, op->w[1], k_norm, k_width);
 }
 
 static int check_attention(const mt_plan *p, const mt_op *op, const mt_buffer *any) {
@@ -268,6 +291,7 @@ int mt_check_op(const mt_plan *p, const mt_op *op) {
     case MT_OP_QUANTIZE: return any->kind != MT_BUF_F32 && same_rows(in, any, any->width);
     case MT_OP_LINEAR: return check_linear(p, op, any);
     case MT_OP_LINEAR_GLU: return check_linear_glu(p, op, any);
+    case MT_OP_HEAD_LINEAR: return check_head_linear(p, op, out);
     case MT_OP_ROUTER: return check_router(p, op, out);
     case MT_OP_EXPERT_GLU: return check_expert_glu(p, op, any);
     case MT_OP_EXPERT_SUM: return out && check_expert_sum(p, op, out);

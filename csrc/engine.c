@@ -61,11 +61,12 @@ static int32_t load_kv(mt_engine *e, const mt_plan *p, char *err) {
         r->shape = p->kv_layers[i];
         r->v_stride = (r->shape.value_dim + 15) / 16 * 16;
         r->v_offset_bytes = tokens * (size_t)r->shape.head_dim * width;
-        r->k_scales_bytes = r->v_offset_bytes + tokens * (size_t)r->v_stride * width;
+        const size_t v_plane = r->shape.is_latent ? 0 : (size_t)r->v_stride;
+        const size_t v_scales = r->shape.is_latent ? 0 : (size_t)mt_kv_scales(r->shape.value_dim);
+        r->k_scales_bytes = r->v_offset_bytes + tokens * v_plane * width;
         r->v_scales_bytes =
             r->k_scales_bytes + tokens * (size_t)mt_kv_scales(r->shape.head_dim) * scale;
-        r->head_bytes = mt_aligned(r->v_scales_bytes +
-                                   tokens * (size_t)mt_kv_scales(r->shape.value_dim) * scale);
+        r->head_bytes = mt_aligned(r->v_scales_bytes + tokens * v_scales * scale);
         r->block_bytes = r->head_bytes * (size_t)r->shape.kv_heads;
         r->offset = e->kv_bytes;
         if (r->shape.is_windowed) e->window = 1; /* raised to what attention sees in them */
@@ -164,7 +165,9 @@ static void attention_shape(mt_engine *e) {
         const mt_op *op = &e->ops[i];
         if (op->kind != MT_OP_ATTENTION) continue;
         if (op->i[0] > e->max_heads) e->max_heads = op->i[0];
-        if (op->i[0] / op->i[1] > e->max_group) e->max_group = op->i[0] / op->i[1];
+        const int32_t group = op->i[0] / op->i[1];
+        if (group > e->max_group) e->max_group = group;
+        if (e->max_group > MT_ATTN_MAX_ROWS) e->max_group = MT_ATTN_MAX_ROWS;
         if (op->i[1] < e->min_kv_heads) e->min_kv_heads = op->i[1];
         if (e->kv[op->i[4]].shape.is_windowed && op->i[5] > e->window) e->window = op->i[5];
     }
@@ -404,7 +407,9 @@ static int take(atomic_ullong *share, unsigned phase, int n, int run) {
 }
 
 /* Whether neighbouring items read neighbouring memory, so that a thread best takes what follows. */
-static int is_stream(int32_t kind) { return kind == MT_OP_LINEAR || kind == MT_OP_LINEAR_GLU; }
+static int is_stream(int32_t kind) {
+    return kind == MT_OP_LINEAR || kind == MT_OP_LINEAR_GLU || kind == MT_OP_HEAD_LINEAR;
+}
 
 /* Does items of a phase until none is left, small runs so that a slow core takes fewer. Whoever
  * reports the last item lets everyone go on. */

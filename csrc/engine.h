@@ -17,6 +17,7 @@ enum {
     MT_GLU_CHUNK = 512,   /* values of one work item of an activation */
     MT_TILE_RUN = 4,      /* neighbouring tiles of weights that a thread reads in one go */
     MT_TILE_VECTORS = 24, /* query vectors of an attention item, at least, if there are so many */
+    MT_PART_HEADS = 6,    /* the same of an item that takes a part of a row's heads alone */
     MT_SPLIT_ROWS = 16,   /* rows of a step up to which attention is split over positions */
     MT_PHASES = 2,        /* an op does its work items in one phase, or in two */
     MT_N_INPUTS = sizeof((mt_op *)0)->in / sizeof(int32_t),
@@ -97,7 +98,7 @@ struct mt_engine {
     int32_t has_logits;
     int32_t window; /* positions that a row sees in windowed layers at most; 0: there are none */
     int32_t max_v_stride, max_heads;
-    int32_t max_group, min_kv_heads;    /* of attention ops: query heads of a kv head */
+    int32_t max_group, min_kv_heads;    /* of attention ops: query heads of an item, kv heads */
     int64_t n_embedded[MT_N_EMBED_BYS]; /* rows of the shortest table embedded by each */
 
     /* the step being run */
@@ -176,8 +177,8 @@ typedef struct mt_phase {
 /* NULL where an op of this kind has no such phase. */
 const mt_phase *mt_phase_of(int32_t kind, int phase);
 extern const mt_phase mt_attention_phases[MT_PHASES];
-extern const mt_phase mt_linear_phase, mt_linear_glu_phase, mt_gate_phase, mt_conv_phase,
-    mt_delta_phase, mt_scan_phase, mt_router_phase;
+extern const mt_phase mt_linear_phase, mt_linear_glu_phase, mt_head_linear_phase, mt_gate_phase,
+    mt_conv_phase, mt_delta_phase, mt_scan_phase, mt_router_phase;
 extern const mt_phase mt_expert_glu_phases[MT_PHASES], mt_expert_sum_phases[MT_PHASES];
 
 int32_t mt_fail(char *err, const char *format, ...) __attribute__((format(printf, 2, 3)));

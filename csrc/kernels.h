@@ -25,7 +25,8 @@ static inline size_t mt_kv_width(int type) {
 static inline int mt_kv_scales(int dim) { return (dim + 31) / 32; }
 
 /* How keys and values of one layer lie in a block of the pool, in elements:
- * per kv head: K as [token group of 16][head_dim][16 tokens], then V as [token][v_stride]. */
+ * per kv head: K as [token group of 16][head_dim][16 tokens], then V as [token][v_stride]; of a
+ * latent layer K alone, whose first value_dim dimensions, a multiple of 16, are V. */
 typedef struct mt_kv_view {
     const uint8_t *base;   /* block 0 of the layer */
     size_t block_bytes;    /* one block of the layer, all heads */
@@ -36,8 +37,9 @@ typedef struct mt_kv_view {
     int32_t block_tokens;
     int32_t head_dim;
     int32_t value_dim;
-    int32_t v_stride;      /* value_dim rounded up to 16 */
-    int32_t type;          /* mt_kv_type */
+    int32_t v_stride; /* value_dim rounded up to 16 */
+    int32_t type;     /* mt_kv_type */
+    int32_t is_latent;
     const int32_t *blocks; /* block ids of the sequence, by position / block_tokens */
 } mt_kv_view;
 

@@ -120,11 +120,13 @@ static void wide_scores(const split_view *s, seen all) {
 static void wide_values(const split_view *s, seen all, float *o) {
     const mt_kv_view *kv = s->kv;
     const int n_rows = s->rows->n, dim = kv->v_stride;
-    for (int32_t at = all.low; at < all.high; at += MT_ATTN_BLOCK)
+    const int32_t first = kv->is_latent ? down16(all.low) : all.low;
+    for (int32_t at = first; at < all.high; at += MT_ATTN_BLOCK)
         for (int d = 0; d < dim; d += MT_ATTN_BLOCK) {
             const int32_t end = at_most(at + MT_ATTN_BLOCK, all.high);
             const int vecs = at_most(dim - d, MT_ATTN_BLOCK) / 16;
-            widen_values(kv, at, end, all.high - 1, d, vecs, s->wide);
+            (kv->is_latent ? widen_latent : widen_values)(kv, at, end, all.high - 1, d, vecs,
+                                                          s->wide);
             for (int r = 0; r < n_rows; r += ATTN_ROWS) {
                 const int n = at_most(n_rows - r, ATTN_ROWS);
                 const seen mine = seen_by(s, r, n);
@@ -225,7 +227,7 @@ static void attend_split(const mt_kv_view *kv, const mt_attn_rows *rows, int32_t
         l[r] = 0.0f;
     }
     const seen all = seen_by(&s, 0, rows->n);
-    const int is_wide = rows->n > ATTN_ROWS;
+    const int is_wide = rows->n > ATTN_ROWS || kv->is_latent; /* which mixes as it turns around */
     if (all.low >= all.high) return;
     if (is_wide)
         wide_scores(&s, all);

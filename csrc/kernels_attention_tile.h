@@ -193,6 +193,26 @@ static void widen_keys(const mt_kv_view *kv, int32_t at, int32_t stop, int group
     }
 }
 
+/* wide[position - at][16 vecs] = dimensions [d, d + 16 vecs) of the keys at [at, stop), which here
+ * are the values, too; `at` begins a group. */
+static void widen_latent(const mt_kv_view *kv, int32_t at, int32_t stop, int32_t last, int d,
+                         int vecs, float *wide) {
+    const size_t vec_bytes = 16 * mt_kv_width(kv->type), at_bytes = (size_t)d * vec_bytes;
+    for (; at < stop; at += 16, wide += 16 * MT_ATTN_BLOCK) {
+        const uint8_t *keys = keys_at(kv, at) + at_bytes;
+        const int32_t later = at + MT_ATTN_BLOCK < last ? at + MT_ATTN_BLOCK : last;
+        const uint8_t *ahead = keys_at(kv, later) + at_bytes;
+        const uint16_t *scales = key_scales_at(kv, at);
+        for (int v = 0; v < vecs; v++, keys += 16 * vec_bytes, ahead += 16 * vec_bytes) {
+            float dims[16 * 16]; /* [dimension][position] */
+            const int scale = (d + 16 * v) / 32 * 16;
+            widen(keys, ahead, kv->type, 16, 16,
+                  kv->type == MT_KV_Q8_0 ? vf_load_f16(scales + scale) : vf_set1(1.0f), dims);
+            store_transposed(dims, wide + 16 * v, MT_ATTN_BLOCK);
+        }
+    }
+}
+
 /* wide[position - at][16 vecs] = dimensions [d, d + 16 vecs) of the values at [at, stop). */
 static void widen_values(const mt_kv_view *kv, int32_t at, int32_t stop, int32_t last, int d,
                          int vecs, float *wide) {

@@ -19,7 +19,7 @@
 /* ---- cffi begins ---- */
 
 enum {
-    MT_ABI_VERSION = 13,
+    MT_ABI_VERSION = 14,
     MT_ERR_BYTES = 256 /* size of the message buffer that a failing call fills */
 };
 
@@ -63,7 +63,8 @@ enum mt_op_kind {
     MT_OP_ROUTER = 16,
     MT_OP_EXPERT_GLU = 17,
     MT_OP_EXPERT_SUM = 18,
-    MT_N_OP_KINDS = 19
+    MT_OP_HEAD_LINEAR = 19,
+    MT_N_OP_KINDS = 20
 };
 
 enum mt_op_flag {
@@ -141,6 +142,7 @@ typedef struct mt_kv_layer {
     int32_t head_dim;
     int32_t value_dim;
     int32_t is_windowed; /* 1: no row sees beyond a window; its blocks are those of window_table */
+    int32_t is_latent;   /* 1: values are the first value_dim values of the keys, kept once */
 } mt_kv_layer;
 
 typedef struct mt_plan {

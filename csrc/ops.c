@@ -132,21 +132,28 @@ static void store_row_kv(mt_engine *e, const mt_kv_region *kv, int r, const floa
         uint16_t *v_scale = (uint16_t *)(void *)(head + kv->v_scales_bytes) + in_block * v_scales;
         e->kernels->store_kv(k + (size_t)h * head_dim, kv->shape.head_dim, e->kv_type, 16, key, 16,
                              k_scale);
+        if (kv->shape.is_latent) continue;
         e->kernels->store_kv(v + h * kv->shape.value_dim, kv->shape.value_dim, e->kv_type, 1, value,
                              1, v_scale);
     }
 }
 
-/* Norms of q and k are over as many values as their weights have: a head, or all of them. */
+/* Norms of q and k are over as many values as their weights have: a head, or all of them; of a
+ * latent k over its values, so what turns is left as it is. */
 static void norm_heads(const mt_engine *e, const mt_op *op, float *q) {
     const int heads = op->i[0], kv_heads = op->i[1], head_dim = op->i[2];
+    const int is_latent = e->kv[op->i[6]].shape.is_latent;
     for (int part = 0; part < 2; part++) {
         if (op->w[part] < 0) continue;
         const mt_weight *w = &e->weights[op->w[part]];
         const int n = (int)w->cols;
         const mt_norm how = {.weight = w->values, .weight_len = n, .group = n, .eps = op->f[0]};
         float *x = part ? q + heads * head_dim : q;
-        e->kernels->norm(x, (part ? kv_heads : heads) * head_dim, &how, x);
+        if (part && is_latent)
+            for (int h = 0; h < kv_heads; h++)
+                e->kernels->norm(x + h * head_dim, n, &how, x + h * head_dim);
+        else
+            e->kernels->norm(x, (part ? kv_heads : heads) * head_dim, &how, x);
     }
 }
 
@@ -154,10 +161,11 @@ static void run_rope_kv(mt_engine *e, const mt_op *op, int r, mt_scratch *s) {
     (void)s;
     const int heads = op->i[0], kv_heads = op->i[1], head_dim = op->i[2], n_rot = op->i[4];
     const int norm_after = op->i[7], span = op->i[8];
+    const int turns_from = e->kv[op->i[6]].shape.is_latent ? op->i[3] : 0;
     float *q = mt_row_f32(e, op->out, r), *k = q + heads * head_dim;
     if (!norm_after) norm_heads(e, op, q);
     if (n_rot)
-        e->kernels->rotate(q, heads + kv_heads, head_dim, n_rot, op->i[5],
+        e->kernels->rotate(q + turns_from, heads + kv_heads, head_dim, n_rot, op->i[5],
                            mt_row_f32(e, op->in[1], r));
     if (norm_after) norm_heads(e, op, q);
     if (span) {
@@ -187,6 +195,7 @@ const mt_phase *mt_phase_of(int32_t kind, int phase) {
     case MT_OP_ROUTER: return phase == 0 ? &mt_router_phase : NULL;
     case MT_OP_LINEAR: return phase == 0 ? &mt_linear_phase : NULL;
     case MT_OP_LINEAR_GLU: return phase == 0 ? &mt_linear_glu_phase : NULL;
+    case MT_OP_HEAD_LINEAR: return phase == 0 ? &mt_head_linear_phase : NULL;
     case MT_OP_GATE: return phase == 0 ? &mt_gate_phase : NULL;
     case MT_OP_CONV: return phase == 0 ? &mt_conv_phase : NULL;
     case MT_OP_DELTA: return phase == 0 ? &mt_delta_phase : NULL;

@@ -2,6 +2,8 @@
  *
  * Every product has its own sum: x and, where the plan keeps a second plane, the rest; for a gated
  * pair gate and up. The sums of a chunk lie one behind the other in the accumulators. */
+#include <string.h>
+
 #include "products.h"
 
 static const uint8_t *tile_of(const mt_weight *w, int64_t tile) {
@@ -220,3 +222,48 @@ static void run_linear_glu(mt_engine *e, const mt_op *op, int item, mt_scratch *
 }
 
 const mt_phase mt_linear_glu_phase = {count_linear_glu, run_linear_glu};
+
+/* -- head_linear: every head's own matrix, stacked; each has whole tiles ------------------------- */
+
+static mt_work head_work(const mt_engine *e, const mt_op *op) {
+    const int n_tiles = (int)e->weights[op->w[0]].n_tiles;
+    return work_of(e, n_tiles, mt_count_rows(e, op), mt_planes(op));
+}
+
+static int count_head_linear(const mt_engine *e, const mt_op *op) {
+    const mt_work w = head_work(e, op);
+    return w.chunks * mt_items_of_chunk(&w);
+}
+
+/* From value `first` on, which begins a block where the buffer has blocks. */
+static size_t bytes_before(const mt_buffer *b, int first) {
+    const size_t n = (size_t)first;
+    return b->kind == MT_BUF_F32 ? n * sizeof(float) : n / MT_BLOCK * MT_BLOCK_BYTES;
+}
+
+static void run_head_linear(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {
+    const mt_weight *w = &e->weights[op->w[0]];
+    const mt_work work = head_work(e, op);
+    const mt_buffer *in = &e->buffers[op->in[0]];
+    const int heads = op->i[0], rows = (int)w->rows / heads, cols = (int)w->cols;
+    const int width = in->width / heads, tail = width - cols, stride = e->buffers[op->out].width;
+    int first, stop, row;
+    const mt_operand all = rows_of_item(e, op, &work, item, &first, &stop, &row);
+    for (int tile = first; tile < stop; tile++) {
+        const int head = tile * MT_TILE_ROWS / rows, from = tile * MT_TILE_ROWS % rows;
+        mt_operand x = all;
+        x.x += bytes_before(in, head * width);
+        if (x.rest) x.rest += bytes_before(in, head * width);
+        float *out = mt_row_f32(e, op->out, row) + head * (rows + tail);
+        mt_multiply_tile(e, w, tile, &x, s, s->acc);
+        mt_emit_tile(e, NULL, MT_TILE_ROWS, x.n, mt_planes(op), s->acc, 0, (size_t)stride,
+                     out + from);
+        if (!tail || from) continue;
+        const float *kept = mt_row_f32(e, op->in[2], row) + head * width + cols;
+        for (int r = 0; r < x.n; r++)
+            memcpy(out + (size_t)r * (size_t)stride + rows, kept + (size_t)r * (size_t)in->width,
+                   (size_t)tail * sizeof(float));
+    }
+}
+
+const mt_phase mt_head_linear_phase = {count_head_linear, run_head_linear};

@@ -193,6 +193,25 @@ static inline void vf_store_pairs(float *p, vf a, vf b) {
     mt_store_pairs(p + 16, a.b, b.b);
 }
 
+/* Four rows of four values are turned in each half of a register; which four rows, and of which
+ * columns, the loads decide. */
+static inline void mt_turn8(const float *x, float *out, int stride) {
+    __m256 r[4];
+    for (int i = 0; i < 4; i++)
+        r[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(x + 16 * i)),
+                                    _mm_loadu_ps(x + 16 * (i + 4)), 1);
+    const __m256 a = _mm256_unpacklo_ps(r[0], r[1]), b = _mm256_unpackhi_ps(r[0], r[1]);
+    const __m256 c = _mm256_unpacklo_ps(r[2], r[3]), d = _mm256_unpackhi_ps(r[2], r[3]);
+    _mm256_storeu_ps(out, _mm256_shuffle_ps(a, c, 0x44));
+    _mm256_storeu_ps(out + stride, _mm256_shuffle_ps(a, c, 0xee));
+    _mm256_storeu_ps(out + 2 * stride, _mm256_shuffle_ps(b, d, 0x44));
+    _mm256_storeu_ps(out + 3 * stride, _mm256_shuffle_ps(b, d, 0xee));
+}
+static inline void store_transposed(const float *x, float *out, int stride) {
+    for (int i = 0; i < 16; i += 8)
+        for (int j = 0; j < 16; j += 4) mt_turn8(x + 16 * i + j, out + j * stride + i, stride);
+}
+
 static inline vi vi_set1(int32_t x) { return VI2(_mm256_set1_epi32(x), _mm256_set1_epi32(x)); }
 static inline vi vi_load(const int32_t *p) {
     return VI2(_mm256_loadu_si256((const __m256i *)p),

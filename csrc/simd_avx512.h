@@ -128,6 +128,27 @@ static inline void vf_store_pairs(float *p, vf a, vf b) {
     _mm512_storeu_ps(p + 16, _mm512_permutex2var_ps(a, high, b));
 }
 
+/* Four rows of four values are turned in each quarter of a register; which four rows, and of which
+ * columns, the loads decide. */
+static inline __m512 mt_load_rows4(const float *x) {
+    const __m512 a = _mm512_castps128_ps512(_mm_loadu_ps(x));
+    const __m512 ab = _mm512_insertf32x4(a, _mm_loadu_ps(x + 16 * 4), 1);
+    const __m512 abc = _mm512_insertf32x4(ab, _mm_loadu_ps(x + 16 * 8), 2);
+    return _mm512_insertf32x4(abc, _mm_loadu_ps(x + 16 * 12), 3);
+}
+static inline void store_transposed(const float *x, float *out, int stride) {
+    for (int j = 0; j < 16; j += 4, out += 4 * stride) {
+        __m512 r[4];
+        for (int i = 0; i < 4; i++) r[i] = mt_load_rows4(x + 16 * i + j);
+        const __m512 a = _mm512_unpacklo_ps(r[0], r[1]), b = _mm512_unpackhi_ps(r[0], r[1]);
+        const __m512 c = _mm512_unpacklo_ps(r[2], r[3]), d = _mm512_unpackhi_ps(r[2], r[3]);
+        _mm512_storeu_ps(out, _mm512_shuffle_ps(a, c, 0x44));
+        _mm512_storeu_ps(out + stride, _mm512_shuffle_ps(a, c, 0xee));
+        _mm512_storeu_ps(out + 2 * stride, _mm512_shuffle_ps(b, d, 0x44));
+        _mm512_storeu_ps(out + 3 * stride, _mm512_shuffle_ps(b, d, 0xee));
+    }
+}
+
 static inline vi vi_set1(int32_t x) { return _mm512_set1_epi32(x); }
 static inline vi vi_load(const int32_t *p) { return _mm512_loadu_si512(p); }
 static inline vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }

@@ -226,6 +226,12 @@ static inline void vf_store_pairs(float *p, vf a, vf b) {
     }
 }
 
+/* out[j][i] = x[i][j] of 16 x 16 values; rows of out are `stride` apart */
+static inline void store_transposed(const float *x, float *out, int stride) {
+    for (int i = 0; i < 16; i++)
+        for (int j = 0; j < 16; j++) out[j * stride + i] = x[16 * i + j];
+}
+
 static inline vi vi_set1(int32_t x) {
     vi r;
     LANES r.v[l] = x;

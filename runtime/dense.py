@@ -76,7 +76,9 @@ class DenseRunner(ReferenceExecutor):
         """Buffers that ops from `at` on read before they write them whole."""
         live: set[int] = set()
         for op in reversed(self.plan.ops[at:]):
-            is_part = op.kind is OpKind.LINEAR and op.int_of("out_col") > 0
+            is_part = op.kind is OpKind.HEAD_LINEAR or (
+                op.kind is OpKind.LINEAR and op.int_of("out_col") > 0
+            )
             if not op.accumulate and not is_part:
                 live -= {op.out}
             live |= {b for b in op.inputs if b >= 0} | ({op.out} if op.accumulate else set())

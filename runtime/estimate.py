@@ -159,7 +159,7 @@ def kv_block_bytes(plan: Plan, block_tokens: int, kv_type: KvType) -> tuple[int,
     to 16 per head, each head to a cache line."""
     groups = [0, 0]
     for layer, window in zip(plan.kv_layers, plan.kv_windows(), strict=True):
-        values = kv_type.head_bytes(-(-layer.value_dim // 16) * 16)
+        values = kv_type.head_bytes(-(-layer.v_dim // 16) * 16)
         n_bytes = aligned(block_tokens * (kv_type.head_bytes(layer.head_dim) + values))
         groups[window > 0] += layer.kv_heads * n_bytes
     return groups[0], groups[1]
@@ -168,9 +168,7 @@ def kv_block_bytes(plan: Plan, block_tokens: int, kv_type: KvType) -> tuple[int,
 def kv_lower_bytes(plan: Plan, context: int, kv_type: KvType) -> int:
     """One sequence: heads x (key + value) x the positions each layer's attention can see."""
     return sum(
-        layer.kv_heads
-        * (kv_type.head_bytes(layer.head_dim) + kv_type.head_bytes(layer.value_dim))
-        * (min(context, window) if window else context)
+        layer.kv_heads * layer.head_bytes(kv_type) * (min(context, window) if window else context)
         for layer, window in zip(plan.kv_layers, plan.kv_windows(), strict=True)
     )
 

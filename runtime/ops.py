@@ -11,7 +11,7 @@ from enum import IntEnum
 
 import numpy as np
 
-ABI_VERSION = 13
+ABI_VERSION = 14
 Q8_BLOCK = 32  # activations share one scale per 32 values
 FLAG_ACCUMULATE = 1
 
@@ -36,6 +36,7 @@ class OpKind(IntEnum):
     ROUTER = 16
     EXPERT_GLU = 17
     EXPERT_SUM = 18
+    HEAD_LINEAR = 19
 
 
 class BufferKind(IntEnum):
@@ -126,7 +127,10 @@ BUFFER_DTYPE = np.dtype(
     align=True,
 )
 KV_LAYER_DTYPE = np.dtype(
-    [("kv_heads", "<i4"), ("head_dim", "<i4"), ("value_dim", "<i4"), ("is_windowed", "<i4")],
+    [
+        *(("kv_heads", "<i4"), ("head_dim", "<i4"), ("value_dim", "<i4")),
+        *(("is_windowed", "<i4"), ("is_latent", "<i4")),
+    ],
     align=True,
 )
 
@@ -204,7 +208,9 @@ OPS: dict[OpKind, OpSpec] = {
             "as many values as its weight has, one head or all; rotation of the first n_rot dims "
             "of every head by trig (absent: none), before the norms where norm_after; where the "
             "span is not 0, q *= 1 + temperature * ln(1 + floor(position / span)); then k and v "
-            "are rounded to the cache's type and written to their slot of kv_layer",
+            "are rounded to the cache's type and written to their slot of kv_layer. Of a latent "
+            "layer v is the first value_dim values of k: qkv is (n, [q | k]), the norm of k is "
+            "over them alone, and what turns begins behind them",
         ),
         OpSpec(
             OpKind.ATTENTION,
@@ -315,6 +321,15 @@ OPS: dict[OpKind, OpSpec] = {
             ints=("experts", "used"),
             meaning="out (+)= sum of weight * (x @ down.T + bias) over the pairs of a row, in "
             "ascending order of experts; x has a row per pair, as expert_glu leaves them",
+        ),
+        OpSpec(
+            OpKind.HEAD_LINEAR,
+            inputs=("x", "rest", "kept"),
+            weights=("weight",),
+            ints=("heads",),
+            meaning="first columns of out = per head [x_h @ w_h.T | what is behind in kept]: x is "
+            "(n, heads * d) of any kind, w (heads, rows, cols), rows a multiple of 32, x_h the "
+            "first cols of a head's d values; kept: these values as floats, absent where d = cols",
         ),
     )
 }

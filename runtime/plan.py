@@ -90,6 +90,16 @@ class KvLayer:
     kv_heads: int
     head_dim: int
     value_dim: int
+    is_latent: bool = False  # values are the first value_dim values of the keys, kept once
+
+    @property
+    def v_dim(self) -> int:
+        """Values of a head that are kept besides its key."""
+        return 0 if self.is_latent else self.value_dim
+
+    def head_bytes(self, kv_type: KvType) -> int:
+        """Of one token and kv head."""
+        return kv_type.head_bytes(self.head_dim) + kv_type.head_bytes(self.v_dim)
 
 
 @dataclass
@@ -137,7 +147,7 @@ class Plan:
     def kv_records(self) -> np.ndarray:
         """The KV layers as C's mt_kv_layer array, shape (n_kv_layers,)."""
         rows = [
-            (k.kv_heads, k.head_dim, k.value_dim, window > 0)
+            (k.kv_heads, k.head_dim, k.value_dim, window > 0, k.is_latent)
             for k, window in zip(self.kv_layers, self.kv_windows(), strict=True)
         ]
         return np.array(rows, KV_LAYER_DTYPE)
@@ -173,7 +183,7 @@ class Plan:
 
     def kv_values_per_token(self) -> int:
         """Keys and values of one token, in all layers."""
-        return sum(k.kv_heads * (k.head_dim + k.value_dim) for k in self.kv_layers)
+        return sum(k.kv_heads * (k.head_dim + k.v_dim) for k in self.kv_layers)
 
     def kv_bytes_per_token(self, kv_type: KvType = KvType.F16) -> int:
         """Bytes that the keys and values of one token need in all layers."""
@@ -183,8 +193,7 @@ class Plan:
         """Of one token: in layers that see all positions, and in those with a window."""
         groups = [0, 0]
         for k, window in zip(self.kv_layers, self.kv_windows(), strict=True):
-            n_bytes = kv_type.head_bytes(k.head_dim) + kv_type.head_bytes(k.value_dim)
-            groups[window > 0] += k.kv_heads * n_bytes
+            groups[window > 0] += k.kv_heads * k.head_bytes(kv_type)
         return groups[0], groups[1]
 
     def __str__(self) -> str:

@@ -82,8 +82,15 @@ class PlanBuilder:
             self.tensors.append(PlanTensor(name, values.shape, "F64", values.astype(np.float64)))
         return self._tensor_ids[name]
 
-    def new_kv_layer(self, kv_heads: int, head_dim: int, value_dim: int) -> int:
-        self.kv_layers.append(KvLayer(kv_heads, head_dim, value_dim))
+    def new_kv_layer(
+        self, kv_heads: int, head_dim: int, value_dim: int, *, is_latent: bool = False
+    ) -> int:
+        if is_latent and value_dim % Q8_BLOCK:
+            raise ModelError(
+                f"compressed keys of {value_dim} values are not supported, only multiples of "
+                f"{Q8_BLOCK}"
+            )
+        self.kv_layers.append(KvLayer(kv_heads, head_dim, value_dim, is_latent))
         return len(self.kv_layers) - 1
 
     def new_state(self, width: int) -> int:
@@ -175,12 +182,15 @@ class PlanBuilder:
         *,
         biases: Sequence[int] = (),
         add_to: int = -1,
+        out: int = -1,
+        out_col: int = 0,
         name: str = "linear",
         logits: bool = False,
         precise: bool = False,
         exact: bool = False,
     ) -> int:
-        """Stacked products x @ w.T (+ b); x is rounded where the weights take that.
+        """Stacked products x @ w.T (+ b); x is rounded where the weights take that. Into a new
+        buffer, or columns of `out`, or added.
 
         Neighbouring weights of one kind become one op, so mixed files record one op per run.
         precise: x is held in two Q8 planes, the second for what the first left, 15 bits in all.
@@ -188,10 +198,11 @@ class PlanBuilder:
         """
         widths = [self.tensors[w].shape[0] for w in weights]
         rows = self.buffers[x].rows
-        out = add_to if add_to >= 0 else self._buffer(name, sum(widths), rows=rows)
+        out = add_to if add_to >= 0 else out
+        out = out if out >= 0 else self._buffer(name, out_col + sum(widths), rows=rows)
         self.buffers[out].is_logits = logits
         biases = list(biases) or [-1] * len(weights)
-        col, start = 0, 0
+        col, start = out_col, 0
         while start < len(weights):
             is_float = exact or self._takes_floats(weights[start])
             stop = start + 1
@@ -223,6 +234,25 @@ class PlanBuilder:
         tensor = self.tensors[weight]
         is_odd = tensor.shape[-1] % Q8_BLOCK != 0
         return tensor.format in FLOAT_FORMATS and (self.activations is BufferKind.Q8 or is_odd)
+
+    def head_linear(
+        self, x: int, weight: int, *, out: int = -1, name: str = "heads", precise: bool = False
+    ) -> int:
+        """Every head's own product; what a head of x has behind the columns of its matrix stays
+        behind the results. Into a new buffer, or the first columns of `out`."""
+        heads, rows, cols = self.tensors[weight].shape
+        head_dim, odd = divmod(self.buffers[x].width, heads)
+        tail, is_float = head_dim - cols, self.tensors[weight].format in FLOAT_FORMATS
+        if odd or tail < 0 or rows % Q8_BLOCK or (head_dim % Q8_BLOCK and not is_float):
+            raise ModelError(
+                f"tensor {self.tensors[weight].name!r} has {heads} heads of {rows} x {cols} for "
+                f"{head_dim} values of a head; expected multiples of {Q8_BLOCK}"
+            )
+        planes = (x, -1) if head_dim % Q8_BLOCK else self._planes(x, [weight], precise)
+        if out < 0:
+            out = self._buffer(name, heads * (rows + tail), rows=self.buffers[x].rows)
+        inputs = (*planes, x if tail else -1)
+        return self._record(Op(OpKind.HEAD_LINEAR, out, inputs, (weight,), (heads,)))
 
     def rope_table(self, inv_freq: np.ndarray, name: str, factor: float = 1.0) -> int:
         """cos and sin of every row's position, shared by all layers that use these frequencies."""

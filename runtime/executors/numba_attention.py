@@ -120,6 +120,21 @@ def _mix_4(
     return acc0, acc1, acc2, acc3
 
 
+@helper
+def _mix_latent(
+    weights: Any, keys: Any, table: Any, slabs_per_block: int, stride: int, head_dim: int, dim: int,
+    first: int, end: int,
+) -> Any:  # fmt: skip
+    """The weighted sum of one dim of the keys, 16 positions at a time; positions that are not seen
+    weigh nothing."""
+    acc = splat(np.float32(0))
+    for slab in range(first // LANES, (end + LANES - 1) // LANES):
+        block = np.int64(table[slab // slabs_per_block])
+        at = block * stride + (slab % slabs_per_block * head_dim + dim) * LANES
+        acc = fma(load(keys, at), load(weights, slab * LANES), acc)
+    return sum_lanes(acc)
+
+
 @njit(nogil=True)
 def _attend(
     x: np.ndarray,
@@ -139,7 +154,7 @@ def _attend(
     out: Any,
 ) -> None:
     """The query heads of one kv head of one row; their results one after the other at out."""
-    heads, kv_heads, head_dim, value_dim = shape
+    heads, kv_heads, head_dim, value_dim, is_latent = shape
     group, padded_dim = heads // kv_heads, (value_dim + LANES - 1) // LANES * LANES
     k_stride, v_stride = kv_heads * block_tokens * head_dim, kv_heads * block_tokens * padded_dim
     k = advance(pointer(keys), kv_head * block_tokens * head_dim)
@@ -152,6 +167,12 @@ def _attend(
             weights,
         )  # fmt: skip
         inverse, to = splat(np.float32(1) / total), advance(out, h * value_dim)
+        if is_latent:
+            for i in range(value_dim):
+                to[i] = (np.float32(1) / total) * _mix_latent(
+                    weights, k, blocks, block_tokens // LANES, k_stride, head_dim, i, first, end
+                )
+            continue
         n_wide = padded_dim - padded_dim % (4 * LANES)
         for i in range(0, n_wide, 4 * LANES):
             acc0, acc1, acc2, acc3 = _mix_4(

@@ -19,6 +19,7 @@ from ..plan import FLOAT_FORMATS, Op, Plan, PlanTensor
 from ..weights import WeightSource, finite_values
 from .numba_attention import attention
 from .numba_bind_experts import bind_expert_glu, bind_expert_sum, bind_router
+from .numba_bind_heads import bind_head_linear
 from .numba_bind_state import bind_conv, bind_delta, bind_scan
 from .numba_math import Q8Views
 from .numba_matmul import linear_float, linear_quantized
@@ -117,6 +118,7 @@ class Binder:
             OpKind.ROUTER: partial(bind_router, self),
             OpKind.EXPERT_GLU: partial(bind_expert_glu, self),
             OpKind.EXPERT_SUM: partial(bind_expert_sum, self),
+            OpKind.HEAD_LINEAR: partial(bind_head_linear, self),
         }
 
     def _embed(self, op: Op) -> list[Call]:
@@ -190,10 +192,15 @@ class Binder:
         factor = op.float_of("factor")
         return [lambda rows: rope_table(rows.positions, inv_freq, factor, out)]
 
+    def _head_shape(self, op: Op) -> HeadShape:
+        heads, kv_heads, head_dim, value_dim = op.ints[:4]
+        is_latent = self.plan.kv_layers[op.int_of("kv_layer")].is_latent
+        return HeadShape(heads, kv_heads, head_dim, value_dim, is_latent)
+
     def _rope_kv(self, op: Op) -> list[Call]:
         qkv, trig = self.floats(op.out), self.floats(op.inputs[1])
         q_norm, k_norm = self.vector(op.weight_of("q_norm")), self.vector(op.weight_of("k_norm"))
-        shape, eps = HeadShape(*op.ints[:4]), np.float32(op.float_of("eps"))
+        shape, eps = self._head_shape(op), np.float32(op.float_of("eps"))
         n_rot, is_half = op.int_of("n_rot"), op.int_of("style") == RopeStyle.HALF
         temperature = float(np.float32(op.float_of("temperature")))
         order = HeadOrder(bool(op.int_of("norm_after")), temperature, op.int_of("temperature_span"))
@@ -208,7 +215,7 @@ class Binder:
 
     def _attention(self, op: Op) -> list[Call]:
         x, (out, q8, rest) = self.floats(op.inputs[0]), self.sink(op)
-        shape, scale = HeadShape(*op.ints[:4]), np.float32(op.float_of("scale"))
+        shape, scale = self._head_shape(op), np.float32(op.float_of("scale"))
         window, cap, n_threads = op.int_of("window"), op.float_of("cap"), self._n_threads
         cap, both_ways = np.float32(cap), bool(op.int_of("both_ways"))
         keys, values, block_tokens = self.memory.layer(op.int_of("kv_layer"))

@@ -105,7 +105,7 @@ class Memory:
         keys, values = [], []
         for k, windowed in zip(plan.kv_layers, is_windowed, strict=True):
             n_slots = (n_window_blocks if windowed else n_blocks) * block_tokens
-            width = -(-k.value_dim // LANES) * LANES
+            width = -(-k.v_dim // LANES) * LANES
             keys.append(np.zeros(n_slots * k.kv_heads * k.head_dim, dtype))
             values.append(np.zeros(n_slots * k.kv_heads * width, dtype))
         states = [np.zeros((n_states, width), np.float32) for width in plan.states]

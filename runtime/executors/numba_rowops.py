@@ -279,6 +279,7 @@ class HeadShape(NamedTuple):
     kv_heads: int
     head_dim: int
     value_dim: int
+    is_latent: bool  # values are the first value_dim values of a key, kept once
 
 
 class HeadOrder(NamedTuple):
@@ -299,6 +300,16 @@ def _norm_part(x: Any, n: int, weight: np.ndarray, eps: Any) -> None:
         for i in range(0, group, LANES):
             v = mul(load_upto(head, i, group), inverse)
             store_upto(head, i, group, mul(load_upto(weights, i, group), v))
+
+
+@helper
+def _norm_keys(k: Any, shape: HeadShape, weight: np.ndarray, eps: Any) -> None:
+    """Of latent keys the values alone."""
+    if shape.is_latent:
+        for h in range(shape.kv_heads):
+            _norm_part(advance(k, h * shape.head_dim), shape.value_dim, weight, eps)
+    else:
+        _norm_part(k, shape.kv_heads * shape.head_dim, weight, eps)
 
 
 @helper
@@ -330,8 +341,9 @@ def _rope_kv_rows(
     start: int,
     stop: int,
 ) -> None:
-    heads, kv_heads, head_dim, value_dim = shape
+    heads, kv_heads, head_dim, value_dim, is_latent = shape
     n_q, n_k = heads * head_dim, kv_heads * head_dim
+    turns_from = value_dim if is_latent else 0
     padded_dim = (value_dim + LANES - 1) // LANES * LANES
     k_pool, v_pool = pointer(keys), pointer(values)
     for row in range(start, stop):
@@ -340,12 +352,12 @@ def _rope_kv_rows(
         angles = advance(pointer(trig), row * trig.shape[1])
         if not order.norm_after:
             _norm_part(x, n_q, q_norm, eps)
-            _norm_part(k, n_k, k_norm, eps)
+            _norm_keys(k, shape, k_norm, eps)
         for h in range(heads + kv_heads):
-            _rotate_head(advance(x, h * head_dim), angles, n_rot, is_half)
+            _rotate_head(advance(x, h * head_dim + turns_from), angles, n_rot, is_half)
         if order.norm_after:
             _norm_part(x, n_q, q_norm, eps)
-            _norm_part(k, n_k, k_norm, eps)
+            _norm_keys(k, shape, k_norm, eps)
         if order.span > 0:
             grown = math.log(1.0 + np.float64(positions[row] // order.span))
             _scale_row(x, n_q, np.float32(1.0 + order.temperature * grown), np.float32(0))
@@ -356,7 +368,7 @@ def _rope_kv_rows(
             for i in range(head_dim):
                 store_rounded(k_pool, at + i * LANES, k[h * head_dim + i])
             at = (first + t) * padded_dim
-            for i in range(value_dim):
+            for i in range(0 if is_latent else value_dim):
                 store_rounded(v_pool, at + i, v[h * value_dim + i])
 
 
@@ -380,7 +392,7 @@ def rope_kv(
     """In place on qkv (max_rows, [q | k | v]), then k and v to their slots of the pools.
 
     keys    [block][kv head][16 tokens][head_dim][16], values [block][kv head][token][value_dim
-    padded to 16]; both flat, float32 or the bits of float16
+    padded to 16], none of latent layers; both flat, float32 or the bits of float16
     """
     n_rows = slots.size
     if n_rows <= _FEW_ROWS:

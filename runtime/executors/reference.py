@@ -76,7 +76,12 @@ class ReferenceExecutor:
         ]
         layers = list(zip(n_slots, plan.kv_layers, strict=True))
         self._keys = [np.zeros((n, k.kv_heads, k.head_dim), dtype) for n, k in layers]
-        self._values = [np.zeros((n, k.kv_heads, k.value_dim), dtype) for n, k in layers]
+        self._values = [
+            keys[:, :, : k.value_dim]  # the same memory
+            if k.is_latent
+            else np.zeros((n, k.kv_heads, k.value_dim), dtype)
+            for keys, (n, k) in zip(self._keys, layers, strict=True)
+        ]
         self.n_states = n_states if plan.states else 0
         self.states = [np.zeros((self.n_states, width), np.float32) for width in plan.states]
         self._run_op = self._op_methods()
@@ -94,6 +99,7 @@ class ReferenceExecutor:
             OpKind.ADD: self._add,
             OpKind.TAKE_ROWS: self._take_rows,
             OpKind.LINEAR_GLU: self._linear_glu,
+            OpKind.HEAD_LINEAR: self._head_linear,
             OpKind.SCALE: self._scale,
             OpKind.GATE: self._gate,
             OpKind.CONV: partial(conv, self),
@@ -180,6 +186,19 @@ class ReferenceExecutor:
             parts.append(part if bias is None else part + bias)
         return np.concatenate(parts, axis=1)
 
+    def _head_linear(self, run: Run, op: Op) -> None:
+        x, w, heads = run.planes(op), self.weight(op, "weight"), op.int_of("heads")
+        assert w is not None
+        n, (_, rows, cols) = len(x), w.shape
+        x = x.reshape(n, heads, -1)
+        out = np.empty((n, heads, rows + x.shape[2] - cols), np.float32)
+        for row in range(n):
+            for h in range(heads):
+                out[row, h, :rows] = w[h] @ x[row, h, :cols]
+        if op.inputs[2] >= 0:
+            out[:, :, rows:] = run.floats(op.inputs[2]).reshape(x.shape)[:, :, cols:]
+        run.store(op, out.reshape(n, -1))
+
     def _rope_table(self, run: Run, op: Op) -> None:
         inv_freq = self.weight(op, "inv_freq")
         assert inv_freq is not None
@@ -191,35 +210,43 @@ class ReferenceExecutor:
         q, k, v = run.split_qkv(op)
         norm_after = op.int_of("norm_after")
         if not norm_after:
-            q, k = self._norm_heads(op, q, k)
+            q, k = self._norm_heads(run, op, q, k)
         if op.inputs[1] >= 0:
             trig, style = run.floats(op.inputs[1]), RopeStyle(op.int_of("style"))
-            q, k = rotate(q, trig, style), rotate(k, trig, style)
+            first = op.int_of("value_dim") if run.is_latent(op) else 0
+            q, k = rotate(q, trig, style, first), rotate(k, trig, style, first)
         if norm_after:
-            q, k = self._norm_heads(op, q, k)
+            q, k = self._norm_heads(run, op, q, k)
         if span := op.int_of("temperature_span"):
             grown = np.log(1 + run.step.positions // span)
             factor = (1 + np.float32(op.float_of("temperature")) * grown).astype(np.float32)
             q = q * factor[:, None, None]
         layer = op.int_of("kv_layer")
         self._keep(run, layer, *map(self._round_kv, (k, v)))
-        n = len(q)
-        run.store(op, np.concatenate([part.reshape(n, -1) for part in (q, k, v)], axis=1))
+        n, parts = len(q), (q, k) if run.is_latent(op) else (q, k, v)
+        run.store(op, np.concatenate([part.reshape(n, -1) for part in parts], axis=1))
 
-    def _norm_heads(self, op: Op, q: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Over as many values as the weights have: one head, or all of them."""
+    def _norm_heads(
+        self, run: Run, op: Op, q: np.ndarray, k: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Over as many values as the weights have: one head, or all of them; of a latent key, its
+        values."""
         q_norm, k_norm = self.weight(op, "q_norm"), self.weight(op, "k_norm")
+        n_normed = op.int_of("value_dim" if run.is_latent(op) else "head_dim")
+        normed, turned = k[:, :, :n_normed], k[:, :, n_normed:]
         q, k = (
-            x if w is None else rms_norm(x.reshape(len(x), -1), w, len(w), op.float_of("eps"))
-            for x, w in ((q, q_norm), (k, k_norm))
+            x
+            if w is None
+            else rms_norm(x.reshape(len(x), -1), w, len(w), op.float_of("eps")).reshape(x.shape)
+            for x, w in ((q, q_norm), (normed, k_norm))
         )
-        head_dim = op.int_of("head_dim")
-        return q.reshape(len(q), -1, head_dim), k.reshape(len(k), -1, head_dim)
+        return q, np.concatenate((k, turned), axis=2)
 
     def _keep(self, run: Run, layer: int, k: np.ndarray, v: np.ndarray) -> None:
         slots = run.slots_of(run.row_seq, run.step.positions, self._is_windowed[layer])
         self._keys[layer][slots] = k
-        self._values[layer][slots] = v
+        if not self.plan.kv_layers[layer].is_latent:
+            self._values[layer][slots] = v
 
     def _round_kv(self, x: np.ndarray) -> np.ndarray:
         """Heads as the cache will hold them. Half precision saturates instead of overflowing."""

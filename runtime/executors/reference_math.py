@@ -85,14 +85,15 @@ def rms_norm(
     return normed.reshape(x.shape)
 
 
-def rotate(heads: np.ndarray, trig: np.ndarray, style: RopeStyle) -> np.ndarray:
-    """Turns the first n_rot dims of heads (n, n_heads, head_dim) by trig (n, n_rot)."""
-    n_rot = trig.shape[1]
+def rotate(heads: np.ndarray, trig: np.ndarray, style: RopeStyle, first_dim: int = 0) -> np.ndarray:
+    """Turns n_rot dims of heads (n, n_heads, head_dim), from first_dim on, by trig (n, n_rot)."""
+    end = first_dim + trig.shape[1]
     cos, sin = trig[:, None, 0::2], trig[:, None, 1::2]
     if style is RopeStyle.PAIR:
-        first, second = slice(0, n_rot, 2), slice(1, n_rot, 2)
+        first, second = slice(first_dim, end, 2), slice(first_dim + 1, end, 2)
     else:
-        first, second = slice(0, n_rot // 2), slice(n_rot // 2, n_rot)
+        middle = (first_dim + end) // 2
+        first, second = slice(first_dim, middle), slice(middle, end)
     a, b = heads[:, :, first], heads[:, :, second]
     turned = heads.copy()
     turned[:, :, first] = a * cos - b * sin

@@ -91,11 +91,12 @@ class Run:
         ends = np.cumsum([heads * head_dim, kv_heads * head_dim])
         q, k, v = np.split(rows, ends, axis=1)
         n = len(rows)
-        return (
-            q.reshape(n, heads, head_dim),
-            k.reshape(n, kv_heads, head_dim),
-            v.reshape(n, kv_heads, value_dim),
-        )
+        k = k.reshape(n, kv_heads, head_dim)
+        v = k[:, :, :value_dim] if self.is_latent(op) else v.reshape(n, kv_heads, value_dim)
+        return q.reshape(n, heads, head_dim), k, v
+
+    def is_latent(self, op: Op) -> bool:
+        return self.plan.kv_layers[op.int_of("kv_layer")].is_latent
 
     def hidden(self) -> np.ndarray:
         at = self.plan.hidden

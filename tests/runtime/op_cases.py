@@ -189,6 +189,13 @@ def _linear(
     return b.plan.linear(x, weights, biases=biases, add_to=add_to)
 
 
+def _head_linear(
+    fmt: str, heads: int, rows: int, cols: int, precise: bool, b: OpBuilder, x: int
+) -> int:
+    weight = b.new("w", fmt, heads, rows, cols, std=cols**-0.5)
+    return b.plan.head_linear(x, weight, precise=precise)
+
+
 def _glu(activation: Activation, b: OpBuilder, x: int) -> int:
     return b.plan.glu(x, activation)
 
@@ -337,20 +344,24 @@ class Heads:
     window: int = 0
     cap: float = 0.0
     both_ways: bool = False
+    is_latent: bool = False  # values are the first of the keys
     show_qkv: bool = False  # stop after rope_kv
 
     @property
     def width(self) -> int:
-        return (self.heads + self.kv_heads) * self.head_dim + self.kv_heads * self.value_dim
+        values = 0 if self.is_latent else self.kv_heads * self.value_dim
+        return (self.heads + self.kv_heads) * self.head_dim + values
 
 
 def _attention(h: Heads, b: OpBuilder, x: int) -> int:
     p = b.plan
     inv_freq = 10000.0 ** -(np.arange(h.n_rot // 2) * 2 / max(h.n_rot, 1))
     trig = p.rope_table(inv_freq, "rope", factor=0.9) if h.n_rot else -1
-    layer = p.new_kv_layer(h.kv_heads, h.head_dim, h.value_dim)
+    layer = p.new_kv_layer(h.kv_heads, h.head_dim, h.value_dim, is_latent=h.is_latent)
     norms = [-1, -1]
-    if h.head_norm or h.full_norm:
+    if h.is_latent and h.head_norm:
+        norms[1] = b.new("k_norm", "F32", h.value_dim)
+    elif h.head_norm or h.full_norm:
         heads = (h.heads, h.kv_heads) if h.full_norm else (1, 1)
         norms = [
             b.new(f"{k}_norm", "F32", n * h.head_dim) for k, n in zip("qk", heads, strict=True)
@@ -460,6 +471,7 @@ def _cases() -> Iterable[OpCase]:
     yield OpCase("add_gated", 37, _add_gated, one_step(5))
     yield OpCase("take_rows", 32, _nothing, one_step(9, out_rows=[1, 4, 8]))
     yield OpCase("take_no_rows", 32, _nothing, one_step(9, out_rows=[]))
+    yield from _head_linear_cases()
     yield from _attention_cases()
     yield from _state_cases()
 
@@ -512,6 +524,21 @@ def _expert_cases() -> Iterable[OpCase]:
     yield OpCase("experts-super", 256, partial(_experts, e), one_step(9))
 
 
+def _head_linear_cases() -> Iterable[OpCase]:
+    for fmt, heads, rows, cols, tail, precise in (
+        ("F32", 3, 32, 9, 5, False),  # values that a head has behind those are kept
+        ("F16", 5, 64, 24, 0, False),
+        ("Q8_0", 3, 96, 64, 32, False),
+        ("Q4_1", 2, 32, 32, 64, True),
+        ("Q5_0", 1, 160, 96, 0, True),
+        ("Q4_K", 2, 32, 256, 0, False),
+    ):
+        op = partial(_head_linear, fmt, heads, rows, cols, precise)
+        for n_rows in (1, MAX_ROWS):
+            name = f"head_linear-{fmt}-{heads}x{rows}x{cols}-{tail}-{n_rows}rows"
+            yield OpCase(name, heads * (cols + tail), op, one_step(n_rows))
+
+
 def _linear_cases() -> Iterable[OpCase]:
     stacks: dict[str, tuple[int, list[str], list[int]]] = {
         "odd-F32": (7, ["F32"], [5]),
@@ -550,6 +577,13 @@ def _attention_cases() -> Iterable[OpCase]:
         "both-ways": Heads(4, 2, 32, 32, n_rot=32, both_ways=True),
         "both-ways-window": Heads(4, 1, 16, 16, n_rot=16, window=7, both_ways=True),
         "wide-head": Heads(2, 1, 256, 256, n_rot=256, head_norm=True, window=18),
+        "latent": Heads(
+            *(4, 1, 46, 32), n_rot=14, style=RopeStyle.PAIR, head_norm=True, is_latent=True
+        ),
+        "latent-window": Heads(6, 2, 80, 64, n_rot=16, window=20, is_latent=True),
+        "latent-no-rope": Heads(9, 1, 96, 96, is_latent=True),
+        "latent-wide": Heads(1, 1, 576, 512, n_rot=64, style=RopeStyle.PAIR, is_latent=True),
+        "latent-many": Heads(130, 1, 40, 32, n_rot=6, is_latent=True),
     }
     for name, h in shapes.items():
         for show_qkv in (False, True):

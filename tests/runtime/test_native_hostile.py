@@ -147,15 +147,15 @@ def two_widths_of_logits(r: Records) -> None:
 
 def unused_layer(r: Records) -> None:
     """Nobody reads it, but a copied block is as large as all layers say."""
-    r.kv_layers = np.array([*r.kv_layers.tolist(), (2**16, 2**16, 2**16, 0)], KV_LAYER_DTYPE)
+    r.kv_layers = np.array([*r.kv_layers.tolist(), (2**16, 2**16, 2**16, 0, 0)], KV_LAYER_DTYPE)
 
 
 def stride_overflow(r: Records) -> None:
-    r.kv_layers = np.array([*r.kv_layers.tolist(), (1, 1, 2**31 - 1, 0)], KV_LAYER_DTYPE)
+    r.kv_layers = np.array([*r.kv_layers.tolist(), (1, 1, 2**31 - 1, 0, 0)], KV_LAYER_DTYPE)
 
 
 def too_many_values(r: Records) -> None:
-    more = [(2**12, 2**16, 2**16, 0)] * 3
+    more = [(2**12, 2**16, 2**16, 0, 0)] * 3
     r.kv_layers = np.array([*r.kv_layers.tolist(), *more], KV_LAYER_DTYPE)
 
 
