@@ -3,8 +3,8 @@
 
 /* How many weights of an op, from the first on, are matrices. All others are vectors. */
 static const int8_t n_matrices[MT_N_OP_KINDS] = {
-    [MT_OP_EMBED] = 1,      [MT_OP_LINEAR] = 3,     [MT_OP_LINEAR_GLU] = 2,
-    [MT_OP_EXPERT_GLU] = 2, [MT_OP_EXPERT_SUM] = 1, [MT_OP_HEAD_LINEAR] = 1};
+    [MT_OP_EMBED] = 1,      [MT_OP_LINEAR] = 3,      [MT_OP_LINEAR_GLU] = 2, [MT_OP_EXPERT_GLU] = 2,
+    [MT_OP_EXPERT_SUM] = 1, [MT_OP_HEAD_LINEAR] = 1, [MT_OP_ADAPT] = 2};
 
 int mt_is_matrix(const mt_plan *p, int32_t tensor) {
     for (int32_t i = 0; i < p->n_ops; i++)
@@ -274,6 +274,19 @@ static int check_apart(const mt_plan *p, const mt_op *op) {
     return 1;
 }
 
+/* Both factors are floats, and `low`, which the op writes as well, is apart from what it reads. */
+static int check_adapt(const mt_plan *p, const mt_op *op, const mt_buffer *out) {
+    const mt_buffer *x = buffer_of(p, op->in[0], MT_BUF_F32);
+    const mt_buffer *low = buffer_of(p, op->in[1], MT_BUF_F32);
+    if (out->rows == MT_ROWS_HIDDEN || out->per_row != 1 || op->i[0] < 0) return 0;
+    if (!x || !same_rows(x, out, x->width) || !low || !same_rows(low, out, low->width)) return 0;
+    const mt_tensor *a = matrix_of(p, op->w[0], x->width), *b = matrix_of(p, op->w[1], low->width);
+    if (!a || !b || a->rows != low->width || op->i[0] + b->rows > out->width) return 0;
+    for (int w = 0; w < 2; w++)
+        if (mt_layout_of(p->tensors[op->w[w]].format)->codes != MT_CODES_FLOAT) return 0;
+    return op->i[1] >= 0 && op->i[1] < p->n_adapters && !overlap(p, x, low);
+}
+
 int mt_check_op(const mt_plan *p, const mt_op *op) {
     if (op->out < 0 || op->out >= p->n_buffers) return 0;
     if (!check_out_rest(p, op) || !check_apart(p, op)) return 0;
@@ -295,6 +308,7 @@ int mt_check_op(const mt_plan *p, const mt_op *op) {
     case MT_OP_ROUTER: return check_router(p, op, out);
     case MT_OP_EXPERT_GLU: return check_expert_glu(p, op, any);
     case MT_OP_EXPERT_SUM: return out && check_expert_sum(p, op, out);
+    case MT_OP_ADAPT: return out && check_adapt(p, op, out);
     case MT_OP_ROPE_TABLE:
         return is_row_of_step(out) && out->width % 2 == 0 &&
                is_vector(p, op->w[0], MT_F64, out->width / 2);

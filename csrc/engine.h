@@ -177,6 +177,7 @@ typedef struct mt_phase {
 /* NULL where an op of this kind has no such phase. */
 const mt_phase *mt_phase_of(int32_t kind, int phase);
 extern const mt_phase mt_attention_phases[MT_PHASES];
+extern const mt_phase mt_adapt_phases[MT_PHASES];
 extern const mt_phase mt_linear_phase, mt_linear_glu_phase, mt_head_linear_phase, mt_gate_phase,
     mt_conv_phase, mt_delta_phase, mt_scan_phase, mt_router_phase;
 extern const mt_phase mt_expert_glu_phases[MT_PHASES], mt_expert_sum_phases[MT_PHASES];

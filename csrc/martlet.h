@@ -19,7 +19,7 @@
 /* ---- cffi begins ---- */
 
 enum {
-    MT_ABI_VERSION = 14,
+    MT_ABI_VERSION = 15,
     MT_ERR_BYTES = 256 /* size of the message buffer that a failing call fills */
 };
 
@@ -64,7 +64,8 @@ enum mt_op_kind {
     MT_OP_EXPERT_GLU = 17,
     MT_OP_EXPERT_SUM = 18,
     MT_OP_HEAD_LINEAR = 19,
-    MT_N_OP_KINDS = 20
+    MT_OP_ADAPT = 20,
+    MT_N_OP_KINDS = 21
 };
 
 enum mt_op_flag {
@@ -153,7 +154,7 @@ typedef struct mt_plan {
     int32_t max_rows; /* rows of a step at most */
     int32_t hidden;   /* buffer of hidden states that a step may ask for, or -1 */
     int32_t n_states; /* recurrent layers */
-    int32_t pad;
+    int32_t n_adapters;
     int64_t arena_bytes;
     const mt_op *ops;
     const mt_buffer *buffers;
@@ -190,6 +191,7 @@ typedef struct mt_step {
     float *hidden;               /* (n_hidden, width of the hidden buffer) */
     const int32_t *states;       /* (n_seqs) slots of recurrent states, all different */
     const int32_t *segments;     /* (n_rows) rows of tables that are embedded by segment */
+    const float *adapters;       /* (n_seqs, n_adapters of the plan) what each gets of them */
     int32_t n_hidden;
     int32_t pad;
 } mt_step;

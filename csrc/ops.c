@@ -192,6 +192,7 @@ const mt_phase *mt_phase_of(int32_t kind, int phase) {
     case MT_OP_ATTENTION: return &mt_attention_phases[phase];
     case MT_OP_EXPERT_GLU: return &mt_expert_glu_phases[phase];
     case MT_OP_EXPERT_SUM: return &mt_expert_sum_phases[phase];
+    case MT_OP_ADAPT: return &mt_adapt_phases[phase];
     case MT_OP_ROUTER: return phase == 0 ? &mt_router_phase : NULL;
     case MT_OP_LINEAR: return phase == 0 ? &mt_linear_phase : NULL;
     case MT_OP_LINEAR_GLU: return phase == 0 ? &mt_linear_glu_phase : NULL;

@@ -14,11 +14,12 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import numpy as np
 
+from .adapters import salted, shares_of
 from .admission import check_constraint, check_terms, checked_prompt, most_tokens
 from .block_table import BlockTable
 from .constraint import Constraint
@@ -64,6 +65,7 @@ class Engine:
         prefix_store: PrefixStore | None = None,
         pooling_type: int = DEFAULT,
         state_every: int = STATE_EVERY,
+        adapters: Sequence[float] = (),
     ) -> None:
         """max_queue: requests accepted beyond the max_running that may run at a time.
         step_rows: most rows per step, at most what the executor takes. step_ms: the time a step is
@@ -71,6 +73,7 @@ class Engine:
         prefix_store: where known prefixes outlive the pool; closed with the engine.
         pooling_type: how prompts become vectors, as model files number it (pooling.py).
         state_every: tokens of a long text between snapshots of recurrent layers.
+        adapters: how much of each a request gets that does not say.
         """
         self._tier = (
             DiskTier(prefix_store, cast(SavingExecutor, executor)) if prefix_store else None
@@ -103,6 +106,7 @@ class Engine:
         step_rows = min(step_rows or executor.max_rows, executor.max_rows)
         self.context = context
         self._pooling_type = pooling_type
+        self._adapters = tuple(adapters)
         self._pace = Pace(step_ms)
         self.scheduler = Scheduler(
             pool,
@@ -143,6 +147,7 @@ class Engine:
         service: Service = "interactive",
         deadline_ms: float | None = None,
         arrived_ns: int | None = None,
+        adapters: Mapping[int, float] | None = None,
     ) -> Request:
         """Accepts a request or raises RequestError, ContextTooLong or QueueFull at once.
 
@@ -150,12 +155,13 @@ class Engine:
         control tokens that appear in the text. cache_salt: prefixes are shared among requests of
         one salt. reads_cache False computes every row of the prompt. deadline_ms: from arrival; a
         request unfinished then ends for that reason. arrived_ns: of time.monotonic_ns, when its
-        owner got it; None for now.
+        owner got it; None for now. adapters: how much of which, by number; None: what is usual.
         on_event is called from the engine thread and must return quickly.
         """
         arrived_ns = time.monotonic_ns() if arrived_ns is None else arrived_ns
         check_terms(service, deadline_ms)
         check_constraint(constraint, params)
+        shares = shares_of(adapters, self._adapters)
         prompt = checked_prompt(prompt_ids, params, vocab_size=self._tokenizer.vocab_size)
         slots = self.scheduler.pool.n_slots
         n_most = most_tokens(len(prompt), params.max_tokens, context=self.context, pool_slots=slots)
@@ -175,7 +181,7 @@ class Engine:
                 seed=seed,
                 on_event=on_event,
                 text=TextStream(self._tokenizer, params.stop, show_ids=show_ids),
-                table=BlockTable(salt=cache_salt),
+                table=BlockTable(salt=salted(cache_salt, shares)),
                 arrived_ns=arrived_ns,
                 constraint=constraint,
                 reads_cache=reads_cache and readers.read_cache,
@@ -183,6 +189,7 @@ class Engine:
                 pooled=readers.pooled,
                 service=service,
                 deadline_ms=deadline_ms,
+                adapters=shares,
             )
 
         return self._mailbox.post(request_id, make)

@@ -30,7 +30,7 @@ def fingerprint(model: Model) -> bytes:
     for tensor in plan.tensors:
         add("tensor", repr((tensor.name, tensor.shape, tensor.format)).encode())
         values = tensor.values
-        stored = model.file.tensors.get(tensor.name) if values is None else None
+        stored = model.stored(tensor.name) if values is None else None
         if values is not None:
             add("values", np.ascontiguousarray(values).tobytes())
         elif stored is not None:

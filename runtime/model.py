@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 
-from ..quant.gguf_file import GGUFFile
+from ..quant.gguf_file import GGUFFile, GGUFTensor
+from .adapters import Adapter, AdapterFile, open_adapters
 from .config import ModelConfig
 from .errors import FileFormatError, RequestError
 from .executors import Executor
@@ -45,6 +47,8 @@ class Model:
     context: int
     file: GGUFFile = field(repr=False)
     kv_type: KvType = KvType.F16
+    adapters: Sequence[Adapter] = ()
+    """In the order of their numbers."""
 
     @property
     def kv_bytes(self) -> int:
@@ -56,7 +60,14 @@ class Model:
 
     def close(self) -> None:
         self.executor.close()
+        for adapter in self.adapters:
+            adapter.file.close()
         self.file.close()
+
+    def stored(self, name: str) -> GGUFTensor | None:
+        """A tensor of the model's file or of an adapter's."""
+        files = (self.file.tensors, *(adapter.tensors for adapter in self.adapters))
+        return next((tensors[name] for tensors in files if name in tensors), None)
 
 
 def load_model(
@@ -73,6 +84,7 @@ def load_model(
     activations: BufferKind = BufferKind.Q8,
     dequantize: bool = False,
     gives_back: bool = True,
+    adapters: Sequence[AdapterFile] = (),
 ) -> Model:
     """Opens a GGUF file (or the set of a shard).
 
@@ -80,19 +92,26 @@ def load_model(
     step; kv_type: what the cache holds; activations: what rows are rounded to before products;
     dequantize: decode all weights to F32 first, for comparisons; gives_back: layers with a
     window keep little more than it, as engines run them. False for those who lay out steps
-    themselves.
+    themselves; adapters: which requests can ask for.
     """
     file = GGUFFile.open(path)
+    opened: list[Adapter] = []
     try:
-        weights: WeightSource = StoredWeights(file.tensors)
+        opened = open_adapters(adapters, str(file.metadata.get("general.architecture")))
+        tensors: dict[str, GGUFTensor] = dict(file.tensors)
+        for adapter in opened:
+            tensors |= adapter.tensors
+        weights: WeightSource = StoredWeights(tensors)
         weights = DequantizedWeights(weights) if dequantize else weights
         shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
         config = ModelConfig.from_metadata(file.metadata, shapes)
         config = config.at_context(context or min(config.context_train, _DEFAULT_CONTEXT))
         tokenizer = Tokenizer.from_metadata(file.metadata)
         _check_vocabulary(config, tokenizer)
-        plan = record_plan(config, weights, max_rows, activations=activations)
-        _warn_of_unused(plan, weights)
+        plan = record_plan(config, weights, max_rows, activations=activations, adapters=opened)
+        _warn_of_unused(plan, StoredWeights(file.tensors))
+        for adapter in opened:
+            adapter.check_used(plan)
         pool = size_pool(
             plan,
             config,
@@ -114,12 +133,14 @@ def load_model(
             isa=isa,
             kv_type=kv_type,
         )
-        file.drop_pages()  # packed by now; those of a table that is still read come back
+        for source in (file, *(adapter.file for adapter in opened)):
+            source.drop_pages()  # packed by now; those of a table that is still read come back
     except BaseException:
-        file.close()
+        for source in (file, *(adapter.file for adapter in opened)):
+            source.close()
         raise
     _LOG.info("%s: executor %s", path, reason)
-    return Model(config, tokenizer, plan, runner, reason, pool.context, file, kv_type)
+    return Model(config, tokenizer, plan, runner, reason, pool.context, file, kv_type, opened)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from enum import IntEnum
 
 import numpy as np
 
-ABI_VERSION = 14
+ABI_VERSION = 15
 Q8_BLOCK = 32  # activations share one scale per 32 values
 FLAG_ACCUMULATE = 1
 
@@ -37,6 +37,7 @@ class OpKind(IntEnum):
     EXPERT_GLU = 17
     EXPERT_SUM = 18
     HEAD_LINEAR = 19
+    ADAPT = 20
 
 
 class BufferKind(IntEnum):
@@ -330,6 +331,15 @@ OPS: dict[OpKind, OpSpec] = {
             meaning="first columns of out = per head [x_h @ w_h.T | what is behind in kept]: x is "
             "(n, heads * d) of any kind, w (heads, rows, cols), rows a multiple of 32, x_h the "
             "first cols of a head's d values; kept: these values as floats, absent where d = cols",
+        ),
+        OpSpec(
+            OpKind.ADAPT,
+            inputs=("x", "low"),
+            weights=("a", "b"),
+            ints=("out_col", "adapter"),
+            floats=("scale",),
+            meaning="low = scale * s * (x @ a.T), then out[:, out_col:] += low @ b.T, where s is "
+            "what the step gives the row's sequence of this adapter; rows without any of it stay",
         ),
     )
 }

@@ -117,6 +117,8 @@ class Plan:
     """Floats that a sequence has in each recurrent layer."""
     hidden: int = -1
     """The buffer of wanted hidden states: rows as the output projection takes them."""
+    n_adapters: int = 0
+    """Adapters that a step can give a sequence something of."""
 
     def op_records(self) -> np.ndarray:
         """The ops as C's mt_op array, shape (n_ops,)."""

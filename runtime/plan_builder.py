@@ -29,6 +29,22 @@ class WeightShapes(Protocol):
     def format_name(self, name: str) -> str: ...
 
 
+@dataclass(frozen=True)
+class LowRankParts:
+    """What an adapter has for one weight: (rank, cols) and (rows, rank), by name."""
+
+    a: str
+    b: str
+    rank: int
+    scale: float
+
+
+class LowRank(Protocol):
+    """What recording needs to know of an adapter."""
+
+    def parts_of(self, weight: str) -> LowRankParts | None: ...
+
+
 @dataclass
 class PlanBuilder:
     """Records ops. Buffers are ids into `buffers`; weights are named as in the GGUF file."""
@@ -42,6 +58,7 @@ class PlanBuilder:
     kv_layers: list[KvLayer] = field(default_factory=list)
     states: list[int] = field(default_factory=list)
     hidden: int = -1  # the buffer of wanted hidden states
+    adapters: Sequence[LowRank] = ()  # in the order in which steps number them
     _tensor_ids: dict[str, int] = field(default_factory=dict)
     _quantized: dict[int, Op] = field(
         default_factory=dict
@@ -225,7 +242,25 @@ class PlanBuilder:
             )
             col += sum(widths[start:stop])
             start = stop
+        self._adapt(x, out, weights)
         return out
+
+    def _adapt(self, x: int, out: int, weights: Sequence[int]) -> None:
+        """What the adapters add to products that are in `out`."""
+        col = 0
+        for weight in weights:
+            rows, cols = self.tensors[weight].shape
+            for n, adapter in enumerate(self.adapters):
+                parts = adapter.parts_of(self.tensors[weight].name)
+                if parts is None:
+                    continue
+                a = self.weight(parts.a, parts.rank, cols)
+                b = self.weight(parts.b, rows, parts.rank)
+                low = self._buffer("low", parts.rank, rows=self.buffers[x].rows)
+                ints, floats = (col, n), (parts.scale,)
+                op = Op(OpKind.ADAPT, out, (x, low), (a, b), ints, floats, accumulate=True)
+                self._record(op)
+            col += rows
 
     def _takes_floats(self, weight: int) -> bool:
         """Float weights never meet int8, nor, where rows are no whole blocks, any rounding."""
@@ -484,4 +519,5 @@ class PlanBuilder:
             arena_bytes,
             tuple(self.states),
             self.hidden,
+            len(self.adapters),
         )

@@ -62,6 +62,8 @@ class Request:
     service: Service = "interactive"
     deadline_ms: float | None = None
     """From arrival. A request that is unfinished then ends with reason "deadline"."""
+    adapters: tuple[float, ...] = ()
+    """How much it gets of each adapter of the model. Its table's salt tells requests apart."""
 
     state: State = State.WAITING
     place: Place | None = None

@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from .errors import ModelError
+
 if TYPE_CHECKING:  # executors import Step and need nothing of requests
     from .request import Scheduled
 
 Int32s = npt.NDArray[np.int32]
+Float32s = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class Step:
     zeros, whatever the slot holds."""
     segments: Int32s = None  # type: ignore[assignment]  # left out: all of the first
     """(n_rows) which of its texts a row is of, where a sequence is made of two."""
+    adapters: Float32s = None  # type: ignore[assignment]  # left out: none
+    """(n_seqs, n_adapters) how much of each adapter of the plan a sequence gets."""
 
     def __post_init__(self) -> None:
         if self.window_table is None:
@@ -57,6 +62,8 @@ class Step:
             object.__setattr__(self, "states", np.arange(self.n_seqs, dtype=np.int32))
         if self.segments is None:
             object.__setattr__(self, "segments", np.zeros(self.n_rows, np.int32))
+        if self.adapters is None:
+            object.__setattr__(self, "adapters", np.empty((self.n_seqs, 0), np.float32))
 
     def lengths(self) -> Int32s:
         """(n_rows) the tokens that each row's sequence has at the end of this step."""
@@ -78,6 +85,15 @@ class Step:
     @property
     def n_hidden(self) -> int:
         return len(self.hidden_rows)
+
+
+def check_adapters(step: Step, n_adapters: int) -> None:
+    """Raises ModelError unless the step says of each sequence how much it gets of each adapter."""
+    if step.adapters.shape != (step.n_seqs, n_adapters):
+        raise ModelError(
+            f"the step has shares of adapters {step.adapters.shape}, "
+            f"expected ({step.n_seqs}, {n_adapters})"
+        )
 
 
 def build_step(scheduled: Sequence[Scheduled], window_block_of: Int32s | None = None) -> Step:
@@ -109,4 +125,5 @@ def build_step(scheduled: Sequence[Scheduled], window_block_of: Int32s | None = 
         out_rows=np.array(out_rows, np.int32),
         hidden_rows=np.array(hidden_rows, np.int32),
         states=np.array([item.request.table.state for item in scheduled], np.int32),
+        adapters=np.array([item.request.adapters for item in scheduled], np.float32),
     )

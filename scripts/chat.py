@@ -35,6 +35,7 @@ def chat(
     *,
     load: options.LoadOptions,
     context: options.ContextOption = None,
+    lora: options.LoraOption = None,
 ) -> None:
     """Talk with MODEL. Figures of each answer go to stderr."""
     from martlet.runtime.sampling_params import SamplingParams
@@ -43,7 +44,7 @@ def chat(
     params = SamplingParams(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, max_tokens=n
     )
-    arguments = load.arguments(context=context)
+    arguments = load.arguments(context=context, lora=lora)
     with open_model(model, **arguments) as opened, open_engine(opened) as engine:
         chat_template(opened)  # a model without one is refused before anything is typed
         note(f"{model}, {opened.context} tokens of context. {HELP}")

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def open_model(spec: str, **load_options: Any) -> Iterator[Model]:
     """The model `spec` names, fetched if need be, loaded, and closed at the end.
-    Options are load_model's, but for kv_type and activations: the words of the command line."""
+    Options are load_model's, but for kv_type, activations and lora: words of the command line."""
+    from martlet.runtime.adapters import AdapterFile
     from martlet.runtime.machine import allowed_cpus, choose_threads
     from martlet.runtime.model import load_model
     from martlet.runtime.ops import ACTIVATIONS, KvType
@@ -29,11 +30,14 @@ def open_model(spec: str, **load_options: Any) -> Iterator[Model]:
     threads = load_options.get("threads")
     if threads is not None and threads > len(allowed_cpus()):
         note(f"warning: {threads} threads {choose_threads(threads).reason}")
+    adapters = [AdapterFile.parse(text) for text in load_options.pop("lora", None) or ()]
     kv_type = KvType[load_options.pop("kv_type", "f16").upper()]
     activations = ACTIVATIONS[load_options.pop("activations", "int8")]
     with byte_progress() as progress:
         path = find_model(spec, progress=progress)
-    model = load_model(path, kv_type=kv_type, activations=activations, **load_options)
+    model = load_model(
+        path, kv_type=kv_type, activations=activations, adapters=adapters, **load_options
+    )
     try:
         yield model
     finally:
@@ -44,7 +48,8 @@ def open_model(spec: str, **load_options: Any) -> Iterator[Model]:
 def open_engine(model: Model) -> Iterator[Engine]:
     from martlet.runtime.engine import Engine
 
-    engine = Engine(model.executor, model.tokenizer, context=model.context)
+    shares = [adapter.share for adapter in model.adapters]
+    engine = Engine(model.executor, model.tokenizer, context=model.context, adapters=shares)
     engine.start()
     try:
         yield engine

@@ -86,6 +86,13 @@ KvBytesOption = Annotated[
         help="Memory for keys and values, as 2G. Default: 8 contexts, at most 1/4 of what is free.",
     ),
 ]
+LoraOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[NAME=]FILE",
+        help="Adapter (LoRA, GGUF); may be repeated. With a NAME for requests to that name alone.",
+    ),
+]
 TextOption = Annotated[Path, typer.Option("-f", "--file", help="UTF-8 text.")]
 ChunkTokensOption = Annotated[int, typer.Option("-c", "--context", min=4, help="Tokens per chunk.")]
 ChunksOption = Annotated[

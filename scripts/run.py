@@ -29,6 +29,7 @@ def run(
     *,
     load: options.LoadOptions,
     context: options.ContextOption = None,
+    lora: options.LoraOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Complete PROMPT; the figures line on stderr says how long it took."""
@@ -45,7 +46,7 @@ def run(
         stop=tuple(stop or ()),
     )
     text = sys.stdin.read() if prompt == "-" else prompt
-    arguments = load.arguments(context=context)
+    arguments = load.arguments(context=context, lora=lora)
     pieces: list[str] = []
     with open_model(model, **arguments) as opened, open_engine(opened) as engine:
         ids = prompt_ids(opened, text, chat=chat, system=system)

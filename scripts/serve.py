@@ -92,6 +92,7 @@ def serve(
     load: options.LoadOptions,
     context: options.ContextOption = None,
     kv_bytes: options.KvBytesOption = None,
+    lora: options.LoraOption = None,
     prefix_cache_dir: options.PrefixFolderOption = None,
     prefix_cache_bytes: options.PrefixBytesOption = "1G",  # type: ignore[assignment]
     step_ms: Annotated[
@@ -116,7 +117,9 @@ def serve(
         models = dict.fromkeys([name], *models.values())
     keys = (*(api_key or ()), *read_keys(api_key_file))
     check_exposure(host, has_key=bool(keys), is_insecure=insecure)
-    arguments = load.arguments(context=context, kv_bytes=kv_bytes)
+    if lora and is_shelf:
+        raise MartletError("--lora is for one model that stays; serve this one by itself")
+    arguments = load.arguments(context=context, kv_bytes=kv_bytes, lora=lora)
     served = ServerOptions(
         api_keys=keys,
         origins=tuple(origin or ()),

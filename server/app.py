@@ -6,7 +6,7 @@ Owns: create_app. Must not know: how answers are made (generate.py) or who may c
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from fastapi import FastAPI, Request
@@ -70,6 +70,7 @@ def create_app(
     options: ServerOptions | None = None,
     facts: ModelFacts | None = None,
     lifecycle: Lifecycle | None = None,
+    adapters: Sequence[str] = (),
 ) -> FastAPI:
     """An app over a started engine; who starts it closes it.
 
@@ -77,6 +78,7 @@ def create_app(
     max_unfinished: how many requests the engine takes at a time; None is not known.
     fingerprint: should change whenever the same request and seed could give other tokens.
     lifecycle: of the app that this becomes a part of, which then also keeps the doors.
+    adapters: names of the engine's, by their numbers.
     """
     options = options or ServerOptions()
     source = chat_template if chat_template is not None else tokenizer.chat_template
@@ -93,6 +95,7 @@ def create_app(
         max_unfinished=max_unfinished,
         stays=lifecycle is None,
         facts=facts or ModelFacts(),
+        adapters=tuple(adapters),
         lifecycle=lifecycle or Lifecycle(),
     )
     # The interactive pages would load scripts from elsewhere; the schema says less than the docs.

@@ -31,6 +31,7 @@ MAX_STOP_CHARS = 1000
 MAX_TOP_LOGPROBS = 20
 MAX_NAME_CHARS = 64
 MAX_SALT_CHARS = 1000
+MAX_ADAPTERS = 64
 
 Count = Annotated[int, Field(ge=0, le=MAX_INT)]
 Positive = Annotated[int, Field(ge=1, le=MAX_INT)]
@@ -56,11 +57,19 @@ class Addressed(Fields):
     model: str | None = None
 
 
+class AdapterShare(Strict):
+    """As llama-server's requests say it: the number of an adapter, and how much of it."""
+
+    id: Count
+    scale: Number
+
+
 class Asked(Addressed):
     """A request to generate, in whatever dialect."""
 
     deadline_ms: Positive | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
+    lora: Annotated[list[AdapterShare], Field(max_length=MAX_ADAPTERS)] | None = None
 
     @property
     def is_stream(self) -> bool:
@@ -97,7 +106,9 @@ class Asked(Addressed):
 
     def terms(self, tenant: bytes) -> Terms:
         """tenant: what the client's key makes of it; b"" without keys."""
-        return Terms(self.service, self.deadline_ms, _salt(tenant, self.cache_salt))
+        adapters = None if self.lora is None else {part.id: part.scale for part in self.lora}
+        salt = _salt(tenant, self.cache_salt)
+        return Terms(self.service, self.deadline_ms, salt, adapters=adapters)
 
     def sampling(self, vocab_size: int) -> SamplingParams:
         """Raises RequestError for a value out of the sampler's range, ApiError for a bad id."""

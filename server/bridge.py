@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -36,6 +36,7 @@ class EngineLike(Protocol):
         constraint: Constraint | None = None,
         show_ids: frozenset[int] = frozenset(),
         arrived_ns: int | None = None,
+        adapters: Mapping[int, float] | None = None,
     ) -> Any: ...
 
     def cancel(self, request_id: str) -> None: ...
@@ -55,6 +56,8 @@ class Terms(NamedTuple):
     """Prompts of different salts never share what was computed for them."""
     show_ids: frozenset[int] = frozenset()
     """Control tokens that appear in the text."""
+    adapters: Mapping[int, float] | None = None
+    """How much of which adapter, by number; None: what the server gives all."""
 
 
 class Ask(NamedTuple):

@@ -94,6 +94,13 @@ async def embed(service: Service, http: Request) -> Response:
         return request, ignored, input_ids(service, request)
 
     request, ignored, prompts = await asyncio.to_thread(prepared)
-    found = await vectors_of(service, http, prompts, request.terms(tenant), request.dimensions)
+    terms = service.adapted(request.terms(tenant), request.model)
+    found = await vectors_of(
+        service,
+        http,
+        prompts,
+        terms,
+        request.dimensions,
+    )
     answer = body_of(request, request.model or service.model_name, found)
     return JSONResponse(answer, headers=ignored_header(ignored))

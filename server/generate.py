@@ -74,7 +74,8 @@ def prepare(service: Service, route: Route, body: bytes, tenant: bytes = b"") ->
         raise refused(
             f"{len(prompts)} prompts with {name} {n_asks} each, at most {MAX_CHOICES}", name
         )
-    asks, terms = [], within(request.terms(tenant), service.options.max_request_s)
+    terms = service.adapted(request.terms(tenant), request.model)
+    asks, terms = [], within(terms, service.options.max_request_s)
     if request.tool_use:
         terms = terms._replace(show_ids=shown_ids(service.tokenizer, service.tool_format))
     for prompt in prompts:

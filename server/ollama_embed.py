@@ -86,5 +86,6 @@ async def _vectors(
 
     request, ignored, prompts = await asyncio.to_thread(prepared)
     dimensions = getattr(request, "dimensions", None)
-    found = await vectors_of(service, http, prompts, request.terms(tenant), dimensions)
+    terms = service.adapted(request.terms(tenant), request.model)
+    found = await vectors_of(service, http, prompts, terms, dimensions)
     return request, ignored, found

@@ -111,6 +111,7 @@ def hold(
         context=model.context,
         pooling_type=model.config.pooling_type,
         max_queue=max_queue,
+        adapters=[adapter.share for adapter in model.adapters],
         **engine_options,
     )
     app = create_app(
@@ -121,6 +122,7 @@ def hold(
         max_unfinished=engine.scheduler.max_running + max_queue,
         chat_template=chat_template,
         fingerprint=fingerprint,
+        adapters=tuple(adapter.name for adapter in model.adapters),
         facts=facts_of(model),
         options=options,
         lifecycle=lifecycle,

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..runtime.grammar import Grammars
 from ..runtime.tokenizer import Tokenizer
-from .bridge import Courier, EngineLike
+from .bridge import Courier, EngineLike, Terms
 from .chat import ChatTemplate
 from .errors import ApiError, refused
 from .facts import ModelFacts
@@ -40,6 +40,8 @@ class Service:
     """Requests the engine takes; with so many it refuses the next."""
     stays: bool = True
     """The model is there for as long as the server is, whatever requests say of it."""
+    adapters: tuple[str, ...] = ()
+    """Names of the model's adapters, by their numbers: a request to such a name gets all of it."""
     facts: ModelFacts = field(default_factory=ModelFacts)
     courier: Courier = field(default_factory=Courier)
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
@@ -68,7 +70,13 @@ class Service:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (self.model_name, *self.options.model_aliases)
+        return (self.model_name, *self.options.model_aliases, *self.adapters)
+
+    def adapted(self, terms: Terms, name: str | None) -> Terms:
+        """With the adapter that the request is addressed to, unless it says itself what it gets."""
+        if terms.adapters is not None or name not in self.adapters:
+            return terms
+        return terms._replace(adapters={self.adapters.index(name): 1.0})
 
     @property
     def tool_format(self) -> ToolFormat:

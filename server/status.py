@@ -72,7 +72,7 @@ def figures(service: Service) -> dict[str, Any]:
 
 def _add_models(app: FastAPI, service: Service) -> None:
     created = int(time.time())
-    models = [
+    models: list[dict[str, Any]] = [
         {
             "id": name,
             "object": "model",
@@ -83,6 +83,9 @@ def _add_models(app: FastAPI, service: Service) -> None:
         }
         for name in service.names
     ]
+    for number, name in enumerate(service.adapters):
+        of_adapter = models[service.names.index(name)]
+        of_adapter |= {"parent": service.model_name, "lora_id": number}
 
     @app.get("/v1/models")
     async def list_models() -> dict[str, Any]:

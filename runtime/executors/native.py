@@ -23,7 +23,7 @@ from ..errors import ModelError
 from ..machine import choose_threads
 from ..ops import ABI_VERSION, BUFFER_DTYPE, KV_LAYER_DTYPE, OP_DTYPE, KvType
 from ..plan import Plan, PlanTensor
-from ..step import Step
+from ..step import Step, check_adapters
 from ..weights import WeightSource, finite_values, not_finite
 from .native_draw import NativeDrawer
 
@@ -162,7 +162,7 @@ class NativeExecutor:
         self.n_states = n_states if plan.states else 0
         self._logits_width = plan.vocab_size
         self.hidden = np.empty((0, plan.hidden_width), np.float32)
-        self._n_ops = len(plan.ops)
+        self._n_ops, self._n_adapters = len(plan.ops), plan.n_adapters
         self._widths = [buffer.width for buffer in plan.buffers]
         self._library = Library()
         self._ffi, self._lib = self._library.ffi, self._library.lib
@@ -200,6 +200,7 @@ class NativeExecutor:
 
     def run(self, step: Step) -> np.ndarray:
         _check_lengths(step)
+        check_adapters(step, self._n_adapters)
         logits = np.empty((len(step.out_rows), self._logits_width), np.float32)
         record = self._ffi.new("mt_step *")
         record.n_rows, record.n_out = len(step.tokens), len(step.out_rows)
@@ -207,6 +208,8 @@ class NativeExecutor:
         record.n_seqs, record.table_width = step.block_table.shape
         for field in STEP_ARRAYS:
             setattr(record, field, self._ints(getattr(step, field)))
+        adapters = np.ascontiguousarray(step.adapters, np.float32)
+        record.adapters = self._ffi.from_buffer("float[]", adapters)
         record.logits = self._ffi.from_buffer("float[]", logits)
         hidden = np.empty((record.n_hidden, self.hidden.shape[1]), np.float32)
         record.hidden = self._ffi.from_buffer("float[]", hidden)
@@ -284,6 +287,7 @@ class NativeExecutor:
         record.n_tensors, record.n_kv_layers = len(plan.tensors), len(plan.kv_layers)
         record.max_rows, record.arena_bytes = plan.max_rows, plan.arena_bytes
         record.hidden, record.n_states = plan.hidden, len(states)
+        record.n_adapters = plan.n_adapters
         record.states = cast("int32_t[]", states)
         record.ops = cast("mt_op[]", ops)
         record.buffers = cast("mt_buffer[]", buffers)

@@ -119,6 +119,7 @@ class Binder:
             OpKind.EXPERT_GLU: partial(bind_expert_glu, self),
             OpKind.EXPERT_SUM: partial(bind_expert_sum, self),
             OpKind.HEAD_LINEAR: partial(bind_head_linear, self),
+            OpKind.ADAPT: self._adapt,
         }
 
     def _embed(self, op: Op) -> list[Call]:
@@ -186,6 +187,29 @@ class Binder:
             )
         x = self.floats(op.inputs[0])
         return lambda rows: linear_float(w, bias, x, rows.counts[kind], out(), col, adds)
+
+    def _adapt(self, op: Op) -> list[Call]:
+        floats, out = self.memory.floats, op.out
+        x, low = map(self.floats, op.inputs)
+        a, b = (self.pack((self.plan.tensors[w].name,)) for w in op.weights)
+        assert isinstance(a, FloatMatrix)
+        assert isinstance(b, FloatMatrix)
+        is_out, (col, adapter) = self.rows_of(op) is RowKind.OUT, op.ints
+        scale = np.float32(op.float_of("scale"))
+
+        def adapt(rows: Rows) -> None:
+            seqs = rows.row_seq[rows.out_rows] if is_out else rows.row_seq
+            shares = rows.adapters[seqs, adapter]
+            at = np.flatnonzero(shares)
+            if not len(at):
+                return
+            linear_float(a, _NO_WEIGHT, x[at], len(at), low, 0, False)
+            low[: len(at)] *= (scale * shares[at])[:, None]
+            y = np.empty((len(at), b.n_rows), np.float32)
+            linear_float(b, _NO_WEIGHT, low, len(at), y, 0, False)
+            floats[out][at, col : col + b.n_rows] += y
+
+        return [adapt]
 
     def _rope_table(self, op: Op) -> list[Call]:
         inv_freq, out = self.vector(op.weight_of("inv_freq")), self.floats(op.out)

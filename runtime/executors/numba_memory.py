@@ -36,6 +36,7 @@ class Rows:
     hidden_rows: np.ndarray  # (n_hidden) int32
     seq_start: np.ndarray  # (n_seqs + 1) int32
     states: np.ndarray  # (n_seqs) int32
+    adapters: np.ndarray  # (n_seqs, n_adapters) float32
     counts: dict[RowKind, int]
 
     @classmethod
@@ -61,7 +62,7 @@ class Rows:
         both, tables = (slots, window_slots), (table, window_table)
         return cls(
             tokens, positions, segments, lengths, row_seq, both, tables, out_rows, hidden_rows,
-            seq_start, states, counts,
+            seq_start, states, step.adapters, counts,
         )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import ModelError
 from ..ops import EmbedBy, KvType, OpKind, RopeStyle, RowKind
 from ..plan import Op, Plan
-from ..step import Step
+from ..step import Step, check_adapters
 from ..weights import WeightSource, finite_values
 from .reference_experts import expert_glu, expert_sum, router
 from .reference_math import (
@@ -108,11 +108,13 @@ class ReferenceExecutor:
             OpKind.ROUTER: partial(router, self),
             OpKind.EXPERT_GLU: partial(expert_glu, self),
             OpKind.EXPERT_SUM: partial(expert_sum, self),
+            OpKind.ADAPT: self._adapt,
         }
 
     def run(self, step: Step) -> np.ndarray:
         if len(step.tokens) > self.max_rows:
             raise ModelError(f"a step of {len(step.tokens)} rows, at most {self.max_rows}")
+        check_adapters(step, self.plan.n_adapters)
         run = Run(self.plan, step, self.block_tokens)
         for op in self.plan.ops:
             self._run_op[op.kind](run, op)
@@ -198,6 +200,17 @@ class ReferenceExecutor:
         if op.inputs[2] >= 0:
             out[:, :, rows:] = run.floats(op.inputs[2]).reshape(x.shape)[:, :, cols:]
         run.store(op, out.reshape(n, -1))
+
+    def _adapt(self, run: Run, op: Op) -> None:
+        x, low = run.floats(op.inputs[0]), run.floats(op.inputs[1])
+        a, b = self.weight(op, "a"), self.weight(op, "b")
+        assert a is not None
+        assert b is not None
+        shares = run.step.adapters[run.seq_of(op.out), op.int_of("adapter")]
+        out = run.floats(op.out)[:, op.int_of("out_col") :][:, : len(b)]
+        for row in np.flatnonzero(shares):
+            low[row] = np.float32(op.float_of("scale")) * shares[row] * (a @ x[row])
+            out[row] += b @ low[row]
 
     def _rope_table(self, run: Run, op: Op) -> None:
         inv_freq = self.weight(op, "inv_freq")

@@ -49,6 +49,11 @@ class Run:
         self.row_seq = np.repeat(np.arange(n_seqs), np.diff(step.seq_start))  # (n_rows)
         self.lengths = step.lengths()
 
+    def seq_of(self, buffer: int) -> np.ndarray:
+        """The sequence of each row of a buffer."""
+        rows = self.plan.buffers[buffer].rows
+        return self.row_seq[self.step.out_rows] if rows is RowKind.OUT else self.row_seq
+
     def slots_of(
         self, seq: np.ndarray | int, positions: np.ndarray, is_windowed: bool
     ) -> np.ndarray:

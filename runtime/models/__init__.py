@@ -6,14 +6,14 @@ there are, and one row in architectures.ARCHITECTURES.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from ..config import ModelConfig
 from ..errors import UnsupportedError
 from ..ops import Activation, BufferKind, RopeStyle
 from ..plan import Plan
-from ..plan_builder import PlanBuilder
+from ..plan_builder import LowRank, PlanBuilder
 from ..rope import DIVISOR_TENSORS
 from ..weights import WeightSource, stored_name
 from . import dense, mamba2, recurrent
@@ -67,15 +67,18 @@ def record_plan(
     *,
     activations: BufferKind = BufferKind.Q8,
     keep: bool = False,
+    adapters: Sequence[LowRank] = (),
 ) -> Plan:
     """Records the model; a missing or misshapen tensor raises ModelError naming it.
 
-    keep: buffers share no memory, so that their rows can be read after a step.
+    keep: buffers share no memory, so that their rows can be read after a step. adapters: whose
+    tensors are among the weights.
     """
     if config.arch not in RECORDERS:
         known = ", ".join(sorted(RECORDERS))
         raise UnsupportedError(f"architecture {config.arch!r} is not supported; supported: {known}")
-    recording = Recording(PlanBuilder(weights, max_rows, activations), config, weights)
+    builder = PlanBuilder(weights, max_rows, activations, adapters=adapters)
+    recording = Recording(builder, config, weights)
     RECORDERS[config.arch](recording)
     return recording.plan.finish(keep=keep)
 

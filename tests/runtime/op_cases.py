@@ -20,7 +20,7 @@ from martlet.quant.formats import FORMATS
 from martlet.runtime.executors import Executor
 from martlet.runtime.ops import Activation, BufferKind, EmbedBy, Gating, RopeStyle
 from martlet.runtime.plan import Plan
-from martlet.runtime.plan_builder import PlanBuilder
+from martlet.runtime.plan_builder import LowRankParts, PlanBuilder
 from martlet.runtime.step import Step
 from martlet.runtime.weights import StoredTensor, StoredWeights
 
@@ -194,6 +194,40 @@ def _head_linear(
 ) -> int:
     weight = b.new("w", fmt, heads, rows, cols, std=cols**-0.5)
     return b.plan.head_linear(x, weight, precise=precise)
+
+
+@dataclass(frozen=True)
+class Factors:
+    """An adapter of these weights, in floats of this format."""
+
+    ranks: dict[str, int]
+    format: str = "F32"
+
+    def parts_of(self, weight: str) -> LowRankParts | None:
+        if weight not in self.ranks:
+            return None
+        return LowRankParts(f"{weight}.a", f"{weight}.b", self.ranks[weight], 0.7)
+
+    def record(self, b: OpBuilder) -> None:
+        for weight, rank in self.ranks.items():
+            rows, cols = b.tensors[weight].shape
+            b.new(f"{weight}.a", self.format, rank, cols, std=cols**-0.5)
+            b.new(f"{weight}.b", self.format, rows, rank, std=rank**-0.5)
+
+
+def _adapt(factors: Factors, rows: Sequence[int], b: OpBuilder, x: int) -> int:
+    """A second adapter, of none of these weights, stands before it."""
+    width = b.plan.buffers[x].width
+    weights = [b.new(f"w{i}", "Q8_0", n, width, std=width**-0.5) for i, n in enumerate(rows)]
+    factors.record(b)
+    b.plan.adapters = (Factors({}), factors)
+    return b.plan.linear(x, weights)
+
+
+def _adapted_steps() -> list[Step]:
+    """Sequences with some, none and a negative share of the second adapter."""
+    shares = np.array([[1, 0.5], [0.25, 0], [0, -2]], np.float32)
+    return [replace(step, adapters=shares) for step in _mixed_steps()]
 
 
 def _glu(activation: Activation, b: OpBuilder, x: int) -> int:
@@ -449,6 +483,13 @@ def _cases() -> Iterable[OpCase]:
     for width in (32, 96, 256):
         yield OpCase(f"quantize-{width}", width, _nothing, one_step(7), show_blocks=True)
     yield from _linear_cases()
+    for fmt, rows, ranks in (
+        ("F32", (33, 64), {"w0": 4, "w1": 40}),
+        ("F16", (96,), {"w0": 1}),
+        ("BF16", (7, 40, 5), {"w1": 33}),
+    ):
+        op = partial(_adapt, Factors(ranks, fmt), rows)
+        yield OpCase(f"adapt-{fmt}", 96, op, _adapted_steps())
     for activation in Activation:
         for width in (6, 64, 130):
             op = partial(_glu, activation)

@@ -52,7 +52,12 @@ class Records:
             plan.buffer_records(),
             plan.kv_records(),
             tensors,
-            {"max_rows": plan.max_rows, "arena_bytes": plan.arena_bytes, "hidden": plan.hidden},
+            {
+                "max_rows": plan.max_rows,
+                "arena_bytes": plan.arena_bytes,
+                "hidden": plan.hidden,
+                "n_adapters": plan.n_adapters,
+            },
             {
                 "n_threads": 2,
                 "block_tokens": BLOCK_TOKENS,

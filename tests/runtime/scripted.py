@@ -110,7 +110,7 @@ class ScriptedExecutor:
     def check(self, step: Step) -> None:
         """What every executor may rely on."""
         for array in vars(step).values():
-            assert array.dtype == np.int32
+            assert array.dtype == (np.float32 if array is step.adapters else np.int32)
             assert array.flags.c_contiguous
         assert 0 < step.n_rows <= self.max_rows
         assert step.n_rows == len(step.positions) == step.seq_start[-1]

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from martlet.runtime.ops import BUFFER_DTYPE, KV_LAYER_DTYPE, OP_DTYPE, BufferKind, OpKind
 
+from .op_cases import OP_CASES
 from .plan_records import FFI, LIB, TENSOR_FIELDS, Records, run_two_steps, sound_records
 
 ARCHS = ("qwen2", "gemma3", "qwen2moe")
@@ -332,6 +333,28 @@ EXPERTS = {
 def test_experts_that_do_not_fit_are_refused(name: str) -> None:
     records = sound_records("qwen2moe").copy()
     EXPERTS[name](records)
+    assert "operands that do not fit" in try_engine(records)
+
+
+ADAPTERS = {
+    "columns beyond the output": set_field("ops", OpKind.ADAPT, "i", 0, 65),
+    "columns before the output": set_field("ops", OpKind.ADAPT, "i", 0, -1),
+    "an adapter too many": set_field("ops", OpKind.ADAPT, "i", 1, 2),
+    "an adapter before the first": set_field("ops", OpKind.ADAPT, "i", 1, -1),
+    "factors in the wrong order": set_field("ops", OpKind.ADAPT, "w", 0, 0),
+    "a factor in blocks": set_field("ops", OpKind.ADAPT, "w", 1, 1),
+    "no second factor": set_field("ops", OpKind.ADAPT, "w", 1, -1),
+    "low rows over the input": set_field("ops", OpKind.ADAPT, "in", 1, 0),
+    "no input": set_field("ops", OpKind.ADAPT, "in", 0, -1),
+}
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_adapters_that_do_not_fit_are_refused(name: str) -> None:
+    case = next(case for case in OP_CASES if case.name == "adapt-F32")
+    records = Records.of(*case.build())
+    assert not try_engine(records.copy())
+    ADAPTERS[name](records)
     assert "operands that do not fit" in try_engine(records)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -141,6 +141,7 @@ class ScriptedEngine:
         constraint: Constraint | None = None,
         show_ids: frozenset[int] = frozenset(),
         arrived_ns: int | None = None,
+        adapters: Mapping[int, float] | None = None,
     ) -> Running:
         n_prompt = len(prompt_ids)
         if n_prompt >= self.context:

@@ -1,4 +1,4 @@
-"""How a request asks to be served: class of service, deadline, several answers to one prompt."""
+"""How a request asks to be served: class of service, deadline, several answers, adapters."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Any
 import httpx
 import pytest
 from martlet.runtime.engine import Engine
+from martlet.runtime.step import Step
+from martlet.server.app import create_app
 
 from ..runtime.scripted import ScriptedExecutor, hashed
 from .scripted_engine import byte_tokenizer
-from .serving import assert_refused, serving_engine
+from .serving import assert_refused, client_of, serving_engine
 
 PATH = "/v1/completions"
 
@@ -75,3 +77,74 @@ def test_several_answers_share_the_blocks_of_their_prompt() -> None:
         assert answer["usage"]["prompt_tokens"] == 200
         prompt_rows = sum(step.n_rows for step in executor.steps) - 4
         assert prompt_rows == 200 + 3, "once, and three times the last token"
+
+
+# -- adapters -----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def serving_adapters() -> Iterator[tuple[httpx.Client, list[Any]]]:
+    """Two adapters, of which all requests get the second; and what the engine was asked for."""
+    executor, tokenizer = ScriptedExecutor(hashed(90)), byte_tokenizer()
+    engine = Engine(executor, tokenizer, context=512, adapters=(0.0, 1.0))
+    app = create_app(engine, tokenizer, model_name="tiny", context=512, adapters=("terse", "kind"))
+    engine.start()
+    shares: list[Any] = []
+    try:
+        run = executor.run
+
+        def recording(step: Step) -> Any:
+            shares.append(step.adapters[0].tolist())
+            return run(step)
+
+        executor.run = recording  # type: ignore[method-assign]
+        with client_of(app) as client:
+            yield client, shares
+    finally:
+        engine.close()
+
+
+def test_requests_get_the_adapter_they_are_addressed_to_or_ask_for() -> None:
+    asked: list[tuple[dict[str, Any], list[float]]] = [
+        ({}, [0.0, 1.0]),
+        ({"model": "tiny"}, [0.0, 1.0]),
+        ({"model": "terse"}, [1.0, 0.0]),
+        ({"lora": []}, [0.0, 0.0]),
+        ({"lora": [{"id": 0, "scale": 0.5}]}, [0.5, 0.0]),
+        ({"model": "terse", "lora": [{"id": 1, "scale": -2}]}, [0.0, -2.0]),
+    ]
+    with serving_adapters() as (client, shares):
+        for extra, expected in asked:
+            shares.clear()
+            body = {"prompt": "abc", "max_tokens": 1, **extra}
+            answer = client.post(PATH, json=body)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["model"] == extra.get("model", "tiny")
+            assert shares == [expected]
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ([{"id": 2, "scale": 1}], "there is no adapter 2; this model has 2"),
+        ([{"id": -1, "scale": 1}], "greater than or equal to 0"),
+        ([{"id": 0}], "Field required"),
+        ([{"id": 0, "scale": "1"}], "valid number"),
+        ("terse", "valid list"),
+    ],
+)
+def test_adapters_that_are_not_there_are_refused(bad: Any, message: str) -> None:
+    with serving_adapters() as (client, _):
+        error = assert_refused(client.post(PATH, json={"prompt": "a", "lora": bad}))
+    assert error["param"].startswith("lora")
+    assert message in error["message"]
+
+
+def test_models_list_adapters_with_their_numbers() -> None:
+    with serving_adapters() as (client, _):
+        found = {model["id"]: model for model in client.get("/v1/models").json()["data"]}
+    assert [(m.get("parent"), m.get("lora_id")) for m in found.values()] == [
+        (None, None),
+        ("tiny", 0),
+        ("tiny", 1),
+    ]
