@@ -56,7 +56,7 @@ def bind_expert_glu(b: Binder, op: Op) -> list[Call]:
             inputs = taken(x, of), taken_q8(q8, of), taken_q8(rest, of)
             for n, part in enumerate(parts):
                 part.multiply(expert, *inputs, gate_up[at], n * width)
-        glu(gate_up, activation, *sink, len(pairs.rows))
+        glu(gate_up, activation, False, *sink, len(pairs.rows))
 
     return [expert_glu]
 
