@@ -17,6 +17,8 @@ import numpy as np
 
 from .checkpoint import Checkpoint
 from .convert_config import Settings, read_settings
+from .convert_families_encoder import SEGMENTS
+from .convert_sentence import read_sentence
 from .convert_tensors import Weight, ignored_tensors, plan_weights
 from .convert_tokenizer import ReaderFacts, convert_tokenizer
 from .encode import BadWeights, compiled_ahead, encode
@@ -38,6 +40,7 @@ class Conversion:
     weights: list[Weight]
     tokenizer: dict[str, Any]  # metadata under tokenizer.* and general.sampling.*
     notes: list[str] = field(default_factory=list)  # what a person should know
+    pooling_type: int | None = None  # None: the checkpoint does not say
 
     @property
     def stored_type(self) -> str:
@@ -58,6 +61,7 @@ class Conversion:
             "general.file_type": file_type,
             "general.quantization_version": 2,
             **self.settings.metadata(),
+            **({} if self.pooling_type is None else {f"{arch}.pooling_type": self.pooling_type}),
             f"{arch}.vocab_size": self.vocab_size,
             **self.tokenizer,
         }
@@ -71,6 +75,11 @@ def read_conversion(folder: str | PathLike[str], facts: ReaderFacts) -> Conversi
         raise FileFormatError(f"{checkpoint.folder}: has no config.json; fetch it too")
     settings = read_settings(config)
     weights = plan_weights(settings, checkpoint.tensors)
+    sentence = read_sentence(checkpoint)
+    weights += [
+        Weight(f"dense_{n}.weight", tensor.shape, tensor)
+        for n, tensor in enumerate(sentence.dense, 2)
+    ]
     try:
         tokenizer = convert_tokenizer(checkpoint, config, weights[0].n_rows, facts)
     except RecursionError:
@@ -80,7 +89,10 @@ def read_conversion(folder: str | PathLike[str], facts: ReaderFacts) -> Conversi
         notes.append(f"{len(ignored)} tensors are not of the language model: {ignored[0]}, …")
     if settings.family.arch in ("llama", "phi3") and any(settings.is_local):
         notes.append(f"llama.cpp does not know the window of {settings.window} tokens in this file")
-    return Conversion(checkpoint, config, settings, weights, tokenizer.metadata, notes)
+    metadata, pooling_type = tokenizer.metadata, sentence.pooling_type
+    if segments := settings.table_rows.get(SEGMENTS):
+        metadata["tokenizer.ggml.token_type_count"] = segments
+    return Conversion(checkpoint, config, settings, weights, metadata, notes, pooling_type)
 
 
 def write_conversion(

@@ -35,6 +35,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "rotary_pct": (1, 1.0),
 }
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+RANK = 4  # pooling type of models that score texts
 _MAX_LAYERS = 4096  # a bound on what a hostile file can make us list; readers have the same
 
 
@@ -65,6 +66,8 @@ class Settings:
     head_norm: HeadNorm
     experts: SourceExperts | None
     is_turned: bool  # positions turn queries and keys at all
+    table_rows: Mapping[str, int]  # of the family's further embeddings
+    n_labels: int  # of a classifier; 0: there is none
 
     def has_rope(self, n: int) -> bool:
         """Whether positions turn the queries and keys of layer n."""
@@ -105,6 +108,12 @@ class Settings:
                 keys["attention.sliding_window_pattern"] = list(self.is_local)
         if self.local_rope_base is not None:
             keys["rope.freq_base_swa"] = self.local_rope_base
+        if not self.family.turns:
+            keys = {key: value for key, value in keys.items() if not key.startswith("rope.")}
+        if not self.family.is_causal:
+            keys["attention.causal"] = False
+        if self.n_labels:
+            keys["pooling_type"] = RANK
         return {f"{self.family.arch}.{key}": value for key, value in keys.items()}
 
 
@@ -115,7 +124,8 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
     if not isinstance(inner, dict):
         raise FileFormatError("config.json: text_config is not a JSON object")
     # A null takes the place of a default, too: Mistral says so that it has no window.
-    values = {**family.defaults, **config, **inner}
+    given = {family.other_keys.get(key, key): value for key, value in config.items()}
+    values = {**family.defaults, **given, **inner}
     keys = _Config({key: value for key, value in values.items() if value is not None})
     _refuse_unsupported(keys.values, family)
     n_layers, dim = keys.count("num_hidden_layers"), keys.count("hidden_size")
@@ -156,7 +166,7 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
         vocab_size=keys.count("vocab_size") if "vocab_size" in keys.values else None,
         context=context,
         norm_eps=keys.number(family.eps_key),
-        is_tied=bool(keys.values.get("tie_word_embeddings", False)),
+        is_tied=bool(keys.values.get("tie_word_embeddings", False)) or not family.is_causal,
         biased=_biased(keys, family),
         is_local=is_local,
         window=keys.count("sliding_window") if any(is_local) else 0,
@@ -168,8 +178,18 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
         recurrence=recurrence,
         head_norm=_head_norm(keys, family),
         experts=experts,
-        is_turned=not family.rope_switch or keys.values.get(family.rope_switch) == "rope",
+        is_turned=family.turns
+        and (not family.rope_switch or keys.values.get(family.rope_switch) == "rope"),
+        table_rows={name: keys.count(key) for name, key in family.tables.items()},
+        n_labels=_n_labels(keys) if family.classifier else 0,
     )
+
+
+def _n_labels(keys: _Config) -> int:
+    labels = keys.values.get("id2label", {"0": "", "1": ""})
+    if not isinstance(labels, dict) or not labels:
+        raise FileFormatError(f"config.json: id2label is {labels!r:.80}, no table of labels")
+    return len(labels)
 
 
 def _head_norm(keys: _Config, family: Family) -> HeadNorm:
@@ -227,9 +247,8 @@ def _family(config: Mapping[str, Any]) -> Family:
     classes = config.get("architectures")
     name = classes[0] if isinstance(classes, list) and classes else None
     if not isinstance(name, str) or name not in FAMILIES:
-        raise UnsupportedError(
-            f"config.json: architectures is {classes!r}; convertible: {', '.join(FAMILIES)}"
-        )
+        known = ", ".join(FAMILIES)
+        raise UnsupportedError(f"config.json: architectures is {classes!r}; convertible: {known}")
     return family_of(name, config)
 
 
@@ -241,6 +260,8 @@ def _refuse_unsupported(given: Mapping[str, Any], family: Family) -> None:
         if (family.experts and key in family.experts.count) or (
             family.drops_nextn and key == "num_nextn_predict_layers"
         ):
+            continue
+        if not family.is_causal and key in ("is_causal", "use_bidirectional_attention"):
             continue
         if key in given and given[key] not in neutral:
             shown = given[key]
@@ -298,6 +319,9 @@ def _local_layers(keys: _Config, family: Family, n_layers: int) -> tuple[bool, .
         return (keys.count("sliding_window", context) < context,) * n_layers
     has_windows = family.windows is Windows.LAYERS and "sliding_window" in keys.values
     kinds = keys.values.get("layer_types")
+    if kinds is None and "global_attn_every_n_layers" in keys.values:
+        first = keys.count("global_attn_every_n_layers")
+        return tuple(n % first != 0 for n in range(n_layers))
     if kinds is None:
         every = keys.values.get("sliding_window_pattern") if has_windows else 1
         if isinstance(every, str) and set(every) == {"L", "G"}:  # one period, local and global

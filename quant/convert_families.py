@@ -7,9 +7,11 @@ tensors, files. Class names, key names and defaults are those of Hugging Face's 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from .convert_experts import ExpertKeys
+from .convert_families_encoder import ENCODERS
 from .convert_families_hybrid import HYBRIDS
 from .convert_family import (
     ATTENTION_PARTS,
@@ -148,6 +150,7 @@ _GEMMA3 = Family(
         sliding_window_pattern=6,
     ),
 )
+_GEMMA_EMBEDDING = replace(_GEMMA3, arch="gemma-embedding", is_causal=False, wide_query_layers=0)
 _GEMMA = Family(
     "gemma",
     activation=_GELU,
@@ -291,6 +294,7 @@ _COHERE2 = Family(
 )
 
 FAMILIES: dict[str, FamilyChoice] = {
+    **ENCODERS,
     **HYBRIDS,
     "LlamaForCausalLM": _LLAMA,
     "LLaMAForCausalLM": _LLAMA,
@@ -302,6 +306,7 @@ FAMILIES: dict[str, FamilyChoice] = {
     "Qwen3ForCausalLM": _QWEN3,
     "Gemma3ForCausalLM": _GEMMA3,
     "Gemma3ForConditionalGeneration": _GEMMA3,
+    "Gemma3TextModel": _GEMMA_EMBEDDING,
     "GemmaForCausalLM": _GEMMA,
     "Gemma2ForCausalLM": _GEMMA2,
     "Phi3ForCausalLM": _PHI3,

@@ -92,6 +92,15 @@ class Family:
     ffn_key: str = "intermediate_size"
     adjusts_ffn: bool = False  # it is not yet the width
     renames: Mapping[str, str] = field(default_factory=dict)  # parts of names, to those of others
+    turns: bool = True  # positions turn queries and keys
+    is_causal: bool = True
+    tables: Mapping[str, str] = field(default_factory=dict)  # more embeddings: keys of their rows
+    embedding_norm: str = ""  # of what is embedded
+    skips_first_norm: bool = False  # before attention of layer 0
+    classifier: str = ""  # gives labels, of what the pooler makes of a row
+    has_gate: bool = True  # in the MLP
+    other_keys: Mapping[str, str] = field(default_factory=dict)  # that some configs have
+    own_names: Mapping[str, str] = field(default_factory=dict)  # parts that the GGUF calls thus
     final_norm: str = "model.norm"
     eps_key: str = "rms_norm_eps"
     defaults: Mapping[str, Any] = field(default_factory=dict)

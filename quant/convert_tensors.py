@@ -38,6 +38,7 @@ _MLP = {
     "mlp.up_proj": ("ffn", "dim"),
     "mlp.down_proj": ("dim", "ffn"),
 }
+_UNGATED_MLP = {part: dims for part, dims in _MLP.items() if part != "mlp.gate_proj"}
 _KEPT_FUSED = {QKV: ("qkv", "dim"), GATE_UP: ("gate_up", "dim")}
 # Parts that some checkpoints store stacked in one tensor, in this order.
 _FUSED = {
@@ -50,6 +51,7 @@ _PREFIXES = (
     ("model.language_model.", "model."),
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
+    ("bert.", ""),
     ("embed_tokens.", "model.embed_tokens."),
     ("layers.", "model.layers."),
     ("norm.", "model.norm."),
@@ -57,8 +59,10 @@ _PREFIXES = (
 # Buffers that follow from the config, and the parts of a model that is not only for text.
 _IGNORED = re.compile(
     r".*\.rotary_emb\.inv_freq|.*\.self_attn\.(bias|masked_bias)"
-    r"|(model\.)?(vision_tower|multi_modal_projector)\..*"
+    r"|(bert\.)?embeddings\.position_ids|(model\.)?(vision_tower|multi_modal_projector)\..*"
 )
+# What BERT was trained with, and vectors are not made of.
+_POOLER = re.compile(r"(bert\.)?pooler\..*")
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +167,7 @@ def _canonical(tensors: Mapping[str, SourceTensor], family: Family) -> dict[str,
     """Tensors under the names that a plain causal model gives them."""
     named: dict[str, SourceTensor] = {}
     for name, tensor in tensors.items():
-        if _IGNORED.fullmatch(name):
+        if _IGNORED.fullmatch(name) or (not family.classifier and _POOLER.fullmatch(name)):
             continue
         tensor.check_convertible()
         for prefix, plain in _PREFIXES:
@@ -237,31 +241,49 @@ def _with_fused(
 def _expected(settings: Settings, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     """Shapes by name, in the order of the file."""
     wanted: dict[str, tuple[int, ...]] = {f"{EMBEDDING}.weight": (sizes["vocab"], sizes["dim"])}
+    for name, rows in settings.table_rows.items():
+        wanted[f"{name}.weight"] = (rows, sizes["dim"])
+    if settings.family.embedding_norm:
+        wanted |= _with_bias(settings, settings.family.embedding_norm, (sizes["dim"],))
     for n in range(settings.n_layers):
         layer = _layer(settings, n, sizes)
         wanted |= {f"model.layers.{n}.{part}": shape for part, shape in layer.items()}
-    wanted[f"{settings.family.final_norm}.weight"] = (sizes["dim"],)
+    if settings.family.final_norm:
+        wanted[f"{settings.family.final_norm}.weight"] = (sizes["dim"],)
+    wanted |= _classifier(settings)
     if not settings.is_tied:
         wanted[f"{HEAD}.weight"] = (sizes["vocab"], sizes["dim"])
     return wanted
 
 
+def _with_bias(settings: Settings, part: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    weight = {f"{part}.weight": shape}
+    return {**weight, f"{part}.bias": shape[:1]} if part in settings.biased else weight
+
+
+def _classifier(settings: Settings) -> dict[str, tuple[int, ...]]:
+    if not settings.n_labels:
+        return {}
+    dim, labels, name = settings.dim, settings.n_labels, settings.family.classifier
+    pooler = {"pooler.dense.weight": (dim, dim), "pooler.dense.bias": (dim,)}
+    return {**pooler, f"{name}.weight": (labels, dim), f"{name}.bias": (labels,)}
+
+
 def _layer(settings: Settings, n: int, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     """Shapes by name within layer n: what mixes tokens, then what each passes through alone."""
-    norms, recurrence, experts = settings.family.norms, settings.recurrence, settings.experts
+    family = settings.family
+    norms, recurrence, experts = family.norms, settings.recurrence, settings.experts
     wanted: dict[str, tuple[int, ...]] = {}
 
     def add(parts: Mapping[str, tuple[str, ...]]) -> None:
         for part, dims in parts.items():
-            shape = tuple(sizes[dim] for dim in dims)
-            wanted[f"{part}.weight"] = shape
-            if part in settings.biased:
-                wanted[f"{part}.bias"] = shape[:1]
+            wanted.update(_with_bias(settings, part, tuple(sizes[dim] for dim in dims)))
 
     def add_norms(*names: str) -> None:
         add({name: ("dim",) for name in names if name})
 
-    add_norms(norms.before_attention)
+    if n or not family.skips_first_norm:
+        add_norms(norms.before_attention)
     is_recurrent = bool(recurrence and recurrence.is_recurrent[n])
     if recurrence and is_recurrent:
         wanted.update(recurrence.parts)
@@ -271,7 +293,7 @@ def _layer(settings: Settings, n: int, sizes: Mapping[str, int]) -> dict[str, tu
     if experts and experts.has(n):
         wanted.update(experts.parts(settings.dim))
     else:
-        add(_with_fused(_MLP, GATE_UP, settings.family))
+        add(_with_fused(_MLP, GATE_UP, family) if family.has_gate else _UNGATED_MLP)
     add_norms(norms.after_mlp)
     return wanted
 
@@ -310,6 +332,15 @@ def _arch_id(arch: str) -> gguf.MODEL_ARCH:
     return next(id_ for id_, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
 
 
+def _own_name(family: Family, name: str) -> str | None:
+    match = _LAYER.match(name)
+    part, _, kind = name[match.end() if match else 0 :].rpartition(".")
+    if part not in family.own_names:
+        return None
+    layer = f"blk.{match[1]}." if match else ""
+    return f"{layer}{family.own_names[part]}.{kind}"
+
+
 def _weight(
     settings: Settings,
     name: str,
@@ -319,7 +350,8 @@ def _weight(
     shape: Sequence[int],
 ) -> Weight:
     stem = name.replace("e_score_correction_bias", "e_score_correction.bias")
-    new_name = names.get_name(stem, try_suffixes=(".weight", ".bias"))
+    new_name = _own_name(settings.family, name)
+    new_name = new_name or names.get_name(stem, try_suffixes=(".weight", ".bias"))
     if new_name is None:
         raise UnsupportedError(f"tensor {name!r} has no name in a {settings.family.arch} file")
     heads = 0

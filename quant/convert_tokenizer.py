@@ -23,6 +23,7 @@ _ROLES = {
     "seperator": "sep",
     "padding": "pad",
     "mask": "mask",
+    "cls": "cls",
 }
 _END_ROLES = ("eos", "eot", "eom")
 # Texts by which the models that can fill a gap name its sides.
@@ -146,6 +147,8 @@ def _ends(files: _RoleFiles, facts: ReaderFacts) -> dict[str, int]:
 def _additions(checkpoint: Checkpoint, table: VocabTable, files: _RoleFiles) -> dict[str, bool]:
     """Whether BOS and EOS are put around a text: as tokenizer.json's post-processor does it, else
     as tokenizer_config says, else as the tokenizer's class does."""
+    if table.model == "bert":  # [CLS] and [SEP] stand around every text
+        return {}
     bos, eos = files.role("bos"), files.role("eos")
     around = _template_ends(checkpoint.json("tokenizer.json").get("post_processor"))
     config = files.tokenizer_config

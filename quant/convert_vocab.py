@@ -19,6 +19,7 @@ import numpy as np
 from .checkpoint import Checkpoint
 from .convert_pretokenizer import PreTokenizerForm, find_name
 from .convert_spm import read_model
+from .convert_words import Words, read_words
 from .errors import FileFormatError, UnsupportedError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # GGUF's token types
@@ -42,6 +43,7 @@ class VocabTable:
     merges: list[str] | None = None
     pre: str | None = None
     space_prefix: bool | None = None
+    normalizer: Mapping[str, bool] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def metadata(self) -> dict[str, Any]:
@@ -55,6 +57,7 @@ class VocabTable:
             keys["merges"] = self.merges
         if self.space_prefix is not None:
             keys["add_space_prefix"] = self.space_prefix
+        keys |= {f"normalizer.{key}": value for key, value in self.normalizer.items()}
         return {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
 
 
@@ -63,6 +66,12 @@ def read_vocab(
 ) -> VocabTable:
     """The table with exactly as many tokens as the embedding has rows."""
     tokenizer = checkpoint.json("tokenizer.json")
+    table: VocabTable
+    if (words := read_words(checkpoint, tokenizer)) is not None:
+        table = _wordpiece(words)
+        _add_tokens(table, added_tokens(checkpoint, tokenizer), n_rows)
+        _fit(table, n_rows)
+        return table
     spm = checkpoint.raw("tokenizer.model")
     if tokenizer and (_is_byte_level(tokenizer) or spm is None):
         _check_model(tokenizer.get("model"))
@@ -184,6 +193,24 @@ def _merge_pairs(model: Mapping[str, Any]) -> list[tuple[str, str]]:
             raise FileFormatError(f"tokenizer.json: merge {at} is {merge!r:.80}, not two texts")
         pairs.append((pair[0], pair[1]))
     return pairs
+
+
+# -- WordPiece ------------------------------------------------------------------------------------
+
+
+def _wordpiece(words: Words) -> VocabTable:
+    """GGUF marks the first part of a word, checkpoints all others."""
+    texts = _texts_by_id(words.vocab)
+    types, spelt = [], []
+    for text in texts:
+        type_ = UNUSED if text is None else UNKNOWN if text == words.unknown else NORMAL
+        types.append(type_)
+        if text is None or type_ == UNKNOWN:
+            spelt.append(text)
+        else:
+            is_part = text.startswith(words.prefix) and text != words.prefix
+            spelt.append(text.removeprefix(words.prefix) if is_part else SPACE_MARK + text)
+    return VocabTable("bert", _padded(spelt), types, normalizer=words.normalizer)
 
 
 # -- tokenizer.model ------------------------------------------------------------------------------

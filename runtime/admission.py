@@ -65,6 +65,26 @@ def most_tokens(n_prompt: int, max_tokens: int | None, *, context: int, pool_slo
     return n_total
 
 
+def check_ability(params: SamplingParams, generates: bool) -> None:
+    if not generates and not (params.embed or params.rank):
+        raise RequestError(
+            "this model does not generate text: it makes vectors or scores of it; ask for those, "
+            "or start with a model that generates",
+            field="model",
+        )
+
+
+def check_whole(n_prompt: int, step_rows: int | None) -> None:
+    """step_rows: where a prompt must be computed in one step, the most rows that one has."""
+    if step_rows is not None and n_prompt > step_rows:
+        raise ContextTooLong(
+            f"prompt has {n_prompt} tokens; each sees all others, so they are computed in one "
+            f"step, which has {step_rows} rows; shorten the text or start with a longer context",
+            needed=n_prompt,
+            limit=step_rows,
+        )
+
+
 def check_constraint(constraint: Constraint | None, params: SamplingParams) -> None:
     if constraint and params.ignore_eos:
         raise RequestError(

@@ -24,6 +24,8 @@ class Architecture:
     has_rope_switch: bool = False  # rope.scaling.finetuned = false means no rope at all
     wide_query_layers: int = 0  # with so many layers the query scale is that of dim / heads
     is_centered: bool = False  # norms are LayerNorms
+    is_causal: bool = True  # attention.causal; else rows see those after them, too
+    global_first: bool = False  # of every n layers the first is the global one
     divides_logits: bool = False  # by logit_scale, instead of multiplying
     experts: ExpertDefaults | None = None  # None: no file has any
     attention_cap: float = 0.0  # scores are cap * tanh(score / cap), where the file says nothing
@@ -39,6 +41,7 @@ _NEXTN = frozenset({"nextn_predict_layers"})  # the last blocks predict further 
 _MISTRAL3 = frozenset({"attention.temperature_scale", "rope.scaling.yarn_log_multiplier"})
 
 ARCHITECTURES: dict[str, Architecture] = {
+    "bert": Architecture(no_rope_every=1, is_centered=True, is_causal=False),
     "cohere2": Architecture(
         local_every=4,
         rope_on_local_only=True,
@@ -57,6 +60,13 @@ ARCHITECTURES: dict[str, Architecture] = {
         wide_query_layers=46,
         attention_cap=50.0,
         logit_cap=30.0,
+    ),
+    "gemma-embedding": Architecture(
+        scales_embedding=True,
+        local_every=6,
+        local_rope_base=10000.0,
+        plain_local_rope=True,
+        is_causal=False,
     ),
     "gemma3": Architecture(
         scales_embedding=True,
@@ -88,6 +98,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "llama": Architecture(experts=ExpertDefaults(renormalize=True)),
     "mistral3": Architecture(supports=_MISTRAL3),
+    "modern-bert": Architecture(
+        local_every=3,
+        global_first=True,
+        is_centered=True,
+        is_causal=False,
+    ),
+    "nomic-bert": Architecture(is_centered=True, is_causal=False),
     "olmo2": Architecture(local_every=4, plain_local_rope=True),
     "phi3": Architecture(),
     "qwen2": Architecture(),

@@ -16,6 +16,7 @@ from .architectures import ARCHITECTURES, Architecture
 from .errors import FileFormatError, UnsupportedError
 from .experts import ExpertDefaults, Experts, read_experts
 from .metadata_keys import Keys
+from .pooling import DEFAULT, MEAN, RANK
 from .recurrence import NO_RECURRENCE, READERS, Recurrence, recurrent_layers
 from .rope import LONG_FACTORS, Rope, RopeRules, original_context, read_rope
 
@@ -60,6 +61,8 @@ class ModelConfig:
     layers: tuple[LayerConfig, ...]
     pooling_type: int = 0
     """How a text becomes one vector, as files number it (pooling.py); 0: they do not say."""
+    is_causal: bool = True  # else rows see those after them, and nothing is generated
+    n_labels: int = 0  # scores that a classifier gives a text; 0: there is none
     is_centered: bool = False  # norms are LayerNorms
     attention_cap: float = 0.0  # scores are cap * tanh(score / cap); 0: as they are
     logit_scale: float = 1.0
@@ -71,6 +74,10 @@ class ModelConfig:
     @property
     def n_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def generates(self) -> bool:
+        return self.is_causal and self.pooling_type != RANK
 
     @classmethod
     def from_metadata(
@@ -85,7 +92,9 @@ class ModelConfig:
         habits = ARCHITECTURES[arch]
         keys.refuse({key: what for key, what in RESTRICTED.items() if key not in habits.supports})
         dim = keys.count("embedding_length")
-        layers = _layers(keys, habits, dim, shapes)
+        is_causal = keys.flag("attention.causal", habits.is_causal)
+        layers = _layers(keys, habits, dim, shapes, is_causal)
+        n_labels = shapes.get("cls.output.weight", (0,))[0]
         name = metadata.get("general.name")
         default_scale = math.sqrt(dim) if habits.scales_embedding else 1.0
         # The residual stream is kept divided by residual_scale, so that sub-layers add to it as
@@ -105,7 +114,9 @@ class ModelConfig:
             embedding_scale=keys.number("embedding_scale", default_scale) / residual_scale,
             attention_scale=_attention_scale(keys, habits, dim, layers),
             layers=layers,
-            pooling_type=keys.count("pooling_type", 0),
+            pooling_type=_pooling_type(keys, is_causal, n_labels),
+            is_causal=is_causal,
+            n_labels=n_labels,
             is_centered=habits.is_centered,
             logit_scale=1 / logit_scale if habits.divides_logits else logit_scale,
             attention_cap=_cap(keys, "attn_logit_softcapping", habits.attention_cap),
@@ -160,8 +171,24 @@ def _vocab_size(shapes: Mapping[str, tuple[int, ...]], dim: int) -> int:
     return shape[0]
 
 
+def _pooling_type(keys: Keys, is_causal: bool, n_labels: int) -> int:
+    """What an encoder's file leaves unsaid: scores where it has a classifier, else the mean."""
+    default = DEFAULT if is_causal else RANK if n_labels else MEAN
+    kind = keys.count("pooling_type", default)
+    if kind == RANK and not n_labels:
+        raise FileFormatError(
+            f"{keys.arch}.pooling_type is {RANK}, but tensor 'cls.output.weight' is missing from "
+            "the file; fetch or convert it again"
+        )
+    return kind
+
+
 def _layers(
-    keys: Keys, arch: Architecture, dim: int, shapes: Mapping[str, tuple[int, ...]]
+    keys: Keys,
+    arch: Architecture,
+    dim: int,
+    shapes: Mapping[str, tuple[int, ...]],
+    is_causal: bool,
 ) -> tuple[LayerConfig, ...]:
     n_layers = keys.count("block_count")
     if n_layers > _MAX_LAYERS:
@@ -170,6 +197,10 @@ def _layers(
     kv_heads = _kv_heads(keys, arch, n_layers, heads)
     ffn_dims = _ffn_dims(keys, n_layers)
     windows = _windows(keys, arch, n_layers)
+    if not is_causal:  # half of a window lies on either side
+        if arch.recurrence:
+            raise UnsupportedError(f"{keys.arch} without causal attention is not supported")
+        windows = [window and window // 2 + 1 for window in windows]
     if arch.experts is None:
         keys.refuse({"expert_count": ("experts", 0)})
     experts = read_experts(keys, arch.experts or ExpertDefaults(), ffn_dims)
@@ -236,6 +267,8 @@ def _windows(keys: Keys, arch: Architecture, n_layers: int) -> list[int]:
     else:
         every = keys.count("attention.sliding_window_pattern", arch.local_every)
         is_local = [every == 0 or n % every < every - 1 for n in range(n_layers)]
+        if arch.global_first and every:
+            is_local = [n % every != 0 for n in range(n_layers)]
     if all(is_local) and window >= keys.count("context_length"):
         window = 0  # it hides nothing
     return [window if local else 0 for local in is_local]

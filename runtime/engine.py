@@ -20,7 +20,14 @@ from typing import cast
 import numpy as np
 
 from .adapters import salted, shares_of
-from .admission import check_constraint, check_terms, checked_prompt, most_tokens
+from .admission import (
+    check_ability,
+    check_constraint,
+    check_terms,
+    check_whole,
+    checked_prompt,
+    most_tokens,
+)
 from .block_table import BlockTable
 from .constraint import Constraint
 from .errors import MartletError, ModelError, UnsupportedError
@@ -64,6 +71,7 @@ class Engine:
         fingerprint: bytes = b"",
         prefix_store: PrefixStore | None = None,
         pooling_type: int = DEFAULT,
+        generates: bool = True,
         state_every: int = STATE_EVERY,
         adapters: Sequence[float] = (),
     ) -> None:
@@ -72,9 +80,15 @@ class Engine:
         kept near; by default twice what its streams take without the prompts of others.
         prefix_store: where known prefixes outlive the pool; closed with the engine.
         pooling_type: how prompts become vectors, as model files number it (pooling.py).
+        generates: False for models whose prompts have vectors or scores and no continuation.
         state_every: tokens of a long text between snapshots of recurrent layers.
         adapters: how much of each a request gets that does not say.
         """
+        if executor.sees_ahead and prefix_store:
+            raise UnsupportedError(
+                "a model whose tokens see those after them cannot keep prefixes: with another end "
+                "they are others; leave the folder out"
+            )
         self._tier = (
             DiskTier(prefix_store, cast(SavingExecutor, executor)) if prefix_store else None
         )
@@ -90,7 +104,7 @@ class Engine:
         pool = BlockPool(
             executor.n_blocks,
             executor.block_tokens,
-            prefix_reuse=prefix_reuse,
+            prefix_reuse=prefix_reuse and not executor.sees_ahead,
             fingerprint=prefix_store.fingerprint if prefix_store else fingerprint,
             tier=self._tier,
             window=executor.window,
@@ -105,8 +119,9 @@ class Engine:
             )
         step_rows = min(step_rows or executor.max_rows, executor.max_rows)
         self.context = context
-        self._pooling_type = pooling_type
         self._adapters = tuple(adapters)
+        self._pooling_type, self._generates = pooling_type, generates
+        self._whole_rows = step_rows if executor.sees_ahead else None
         self._pace = Pace(step_ms)
         self.scheduler = Scheduler(
             pool,
@@ -114,6 +129,7 @@ class Engine:
             max_running=max_running,
             prompt_rows=self._pace.prompt_rows,
             scored_rows=scored_rows(tokenizer.vocab_size),
+            whole_prompts=executor.sees_ahead,
             copy_block=executor.copy_block,
         )
         alone = executor.n_blocks * executor.block_tokens
@@ -143,6 +159,7 @@ class Engine:
         constraint: Constraint | None = None,
         show_ids: frozenset[int] = frozenset(),
         cache_salt: bytes = b"",
+        second_at: int | None = None,
         reads_cache: bool = True,
         service: Service = "interactive",
         deadline_ms: float | None = None,
@@ -153,7 +170,8 @@ class Engine:
 
         constraint: limits this request's output, and ends it once nothing may follow. show_ids:
         control tokens that appear in the text. cache_salt: prefixes are shared among requests of
-        one salt. reads_cache False computes every row of the prompt. deadline_ms: from arrival; a
+        one salt. second_at: where the second of two texts begins, of which the prompt consists.
+        reads_cache False computes every row of the prompt. deadline_ms: from arrival; a
         request unfinished then ends for that reason. arrived_ns: of time.monotonic_ns, when its
         owner got it; None for now. adapters: how much of which, by number; None: what is usual.
         on_event is called from the engine thread and must return quickly.
@@ -162,14 +180,17 @@ class Engine:
         check_terms(service, deadline_ms)
         check_constraint(constraint, params)
         shares = shares_of(adapters, self._adapters)
+        check_ability(params, self._generates)
         prompt = checked_prompt(prompt_ids, params, vocab_size=self._tokenizer.vocab_size)
+        check_whole(len(prompt), self._whole_rows)
         slots = self.scheduler.pool.n_slots
         n_most = most_tokens(len(prompt), params.max_tokens, context=self.context, pool_slots=slots)
         buffer = np.empty(n_most, np.int32)
         buffer[: len(prompt)] = prompt
         seed = secrets.randbits(CHOSEN_SEED_BITS) if params.seed is None else params.seed
         request_id = request_id or secrets.token_hex(8)
-        readers = Readers.of(params, len(prompt), self._pooling_type)
+        sees_ahead = self._executor.sees_ahead
+        readers = Readers.of(params, len(prompt), self._pooling_type, sees_ahead)
 
         def make(arrival: int) -> Request:
             return Request(
@@ -187,6 +208,7 @@ class Engine:
                 reads_cache=reads_cache and readers.read_cache,
                 scores=readers.scores,
                 pooled=readers.pooled,
+                second_at=second_at,
                 service=service,
                 deadline_ms=deadline_ms,
                 adapters=shares,

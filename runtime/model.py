@@ -29,6 +29,7 @@ from .window_parts import parts_of_pool
 
 _LOG = logging.getLogger(__name__)
 _DEFAULT_CONTEXT = 8192  # tokens; longer ones are asked for, since they are paid for in memory
+_WHOLE_CONTEXT = 2048  # the same where all tokens of a context are computed in one step
 _DEFAULT_SEQUENCES = 8  # whole contexts that the default KV pool holds
 _KV_SHARE = 4  # the default pool takes at most 1/4 of the available memory
 _STATE_SHARE = 2  # of the pool's bytes, states of recurrent layers take at most 1/2
@@ -105,6 +106,9 @@ def load_model(
         weights = DequantizedWeights(weights) if dequantize else weights
         shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
         config = ModelConfig.from_metadata(file.metadata, shapes)
+        if not config.is_causal:
+            context = context or min(config.context_train, _WHOLE_CONTEXT)
+            max_rows = max(max_rows, context)
         config = config.at_context(context or min(config.context_train, _DEFAULT_CONTEXT))
         tokenizer = Tokenizer.from_metadata(file.metadata)
         _check_vocabulary(config, tokenizer)
@@ -112,6 +116,7 @@ def load_model(
         _warn_of_unused(plan, StoredWeights(file.tensors))
         for adapter in opened:
             adapter.check_used(plan)
+        _check_positions(plan, context)
         pool = size_pool(
             plan,
             config,
@@ -181,7 +186,9 @@ def size_pool(
 
     if kv_bytes is None:
         free_bytes = memory().available_bytes if free_bytes is None else free_bytes
-        wanted_bytes = pool_bytes(_DEFAULT_SEQUENCES * blocks_per_context)
+        # Encoders keep nothing: what one step computes, and a block more for each of its texts.
+        n_sequences = 2 if plan.sees_ahead else _DEFAULT_SEQUENCES
+        wanted_bytes = pool_bytes(n_sequences * blocks_per_context)
         wanted_bytes += _MOST_STATES * plan.state_bytes
         kv_bytes = min(free_bytes // _KV_SHARE, wanted_bytes)
     n_states = None
@@ -212,6 +219,15 @@ def _check_vocabulary(config: ModelConfig, tokenizer: Tokenizer) -> None:
         raise FileFormatError(
             f"the tokenizer has {tokenizer.vocab_size} tokens, 'token_embd.weight' only "
             f"{config.vocab_size} rows; fetch the file again"
+        )
+
+
+def _check_positions(plan: Plan, context: int | None) -> None:
+    most = plan.most_positions
+    if most and context and context > most:
+        raise RequestError(
+            f"a context of {context} tokens is asked for, the model has learned {most} positions",
+            field="context",
         )
 
 

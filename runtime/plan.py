@@ -17,6 +17,7 @@ from .ops import (
     OP_DTYPE,
     OPS,
     BufferKind,
+    EmbedBy,
     KvType,
     OpKind,
     RowKind,
@@ -177,6 +178,16 @@ class Plan:
     def sees_ahead(self) -> bool:
         """Rows see later ones of their step, so that a prompt must be computed in one."""
         return any(op.kind is OpKind.ATTENTION and op.int_of("both_ways") for op in self.ops)
+
+    @property
+    def most_positions(self) -> int:
+        """Rows of the shortest table that is embedded by position; 0: there is none."""
+        tables = [
+            self.tensors[op.weights[0]].shape[0]
+            for op in self.ops
+            if op.kind is OpKind.EMBED and op.int_of("by") == EmbedBy.POSITION
+        ]
+        return min(tables, default=0)
 
     @property
     def window(self) -> int:

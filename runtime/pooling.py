@@ -21,17 +21,28 @@ NO_HIDDEN: Hidden = np.empty((0, 0), np.float32)
 # `{arch}.pooling_type` of a file; without it, or with 0 for none, the last token stands for all,
 # as only it has seen the others.
 POOLINGS: dict[int, Pooling] = {0: "last", 1: "mean", 2: "cls", 3: "last"}
-DEFAULT = 0
+DEFAULT, MEAN, RANK = 0, 1, 4
 
 
 def pooling_of(kind: int) -> Pooling:
     if kind not in POOLINGS:
+        what = "ranks texts and gives" if kind == RANK else "gives"
         raise RequestError(
-            f"the model's file has pooling type {kind}, which gives no embedding; known are "
+            f"the model's file has pooling type {kind}, which {what} no embedding; known are "
             f"{', '.join(f'{n} ({name})' for n, name in POOLINGS.items())}",
             field="model",
         )
     return POOLINGS[kind]
+
+
+def ranking_of(kind: int, sees_ahead: bool) -> Pooling:
+    """Which token a classifier is shown: the first, or the last where only that has seen all."""
+    if kind != RANK:
+        raise RequestError(
+            f"the model's file has pooling type {kind}, only models of type {RANK} rank texts",
+            field="model",
+        )
+    return "cls" if sees_ahead else "last"
 
 
 @dataclass

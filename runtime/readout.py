@@ -13,7 +13,7 @@ import numpy as np
 
 from .errors import ModelError
 from .events import PromptEvent
-from .pooling import Hidden, Pooled, pooling_of
+from .pooling import Hidden, Pooled, pooling_of, ranking_of
 from .prompt_scores import PromptScores
 from .request import Request, Scheduled
 from .sampling import Logits
@@ -27,13 +27,15 @@ class Readers(NamedTuple):
     pooled: Pooled | None
 
     @classmethod
-    def of(cls, params: SamplingParams, n_prompt: int, pooling_type: int) -> Readers:
+    def of(
+        cls, params: SamplingParams, n_prompt: int, pooling_type: int, sees_ahead: bool
+    ) -> Readers:
         """Raises RequestError where the model's file asks for a pooling that is none."""
         n_top = params.prompt_logprobs
-        return cls(
-            None if n_top is None else PromptScores(n_top),
-            Pooled(pooling_of(pooling_type), n_prompt) if params.embed else None,
-        )
+        scores = None if n_top is None else PromptScores(n_top)
+        if params.rank:
+            return cls(scores, Pooled(ranking_of(pooling_type, sees_ahead), n_prompt))
+        return cls(scores, Pooled(pooling_of(pooling_type), n_prompt) if params.embed else None)
 
     @property
     def read_cache(self) -> bool:

@@ -59,6 +59,8 @@ class Request:
     """Where the logprobs of the prompt's own tokens are taken down, if they are asked for."""
     pooled: Pooled | None = None
     """Where the prompt becomes a vector, if that is all that is asked for."""
+    second_at: int | None = None
+    """Where the second of two texts begins, if the prompt consists of two."""
     service: Service = "interactive"
     deadline_ms: float | None = None
     """From arrival. A request that is unfinished then ends with reason "deadline"."""

@@ -74,6 +74,8 @@ class SamplingParams:
     """The same for each token of the prompt; what the prefix cache holds is then computed again."""
     embed: bool = False
     """The prompt as one vector, and no output: max_tokens is 0."""
+    rank: bool = False
+    """The prompt as a classifier's scores, in the same way."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     presence_penalty: float = 0.0
     """Subtracted once from every token already in the output."""
@@ -89,13 +91,14 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None or not may_be_none:
                 _check_integer(name, value, least, most)
-        if self.max_tokens == 0 and self.prompt_logprobs is None and not self.embed:
+        is_read = self.embed or self.rank
+        if self.max_tokens == 0 and self.prompt_logprobs is None and not is_read:
             raise RequestError(
                 "max_tokens is 0 and the prompt is not scored, so nothing is asked; it must be 1 "
                 "at least",
                 field="max_tokens",
             )
-        if self.embed and (self.max_tokens != 0 or self.prompt_logprobs is not None):
+        if is_read and (self.max_tokens != 0 or self.prompt_logprobs is not None):
             reason = "an embedded prompt is neither continued nor scored; max_tokens must be 0"
             raise RequestError(reason, field="max_tokens")
         if not isinstance(self.stop, tuple) or not all(isinstance(s, str) for s in self.stop):

@@ -51,17 +51,20 @@ class Scheduler:
         max_running: int,
         prompt_rows: Callable[[int, int], int] | None = None,
         scored_rows: int | None = None,
+        whole_prompts: bool = False,
         copy_block: CopyBlock = lambda src, dst, window: None,
     ) -> None:
         """step_rows: most rows in a step. A running request needs one each, so it bounds them.
         prompt_rows: most rows of prompts beside so many streams, when so many prompts could be
         finished in one step (see pace.py). scored_rows: most of them whose logits are read.
+        whole_prompts: all rows of a prompt are computed in one step, or none.
         copy_block: the executor's; between steps.
         """
         self.pool = pool
         self._prompt_rows = prompt_rows or (lambda n_streams, n_short: step_rows)
         self.step_rows = step_rows
         self.scored_rows = scored_rows or step_rows
+        self.whole_prompts = whole_prompts
         self.max_running = min(max_running, step_rows)
         self.max_background = max(1, self.max_running * 3 // 4)
         self.waiting: list[Request] = []  # both in order of place
@@ -109,11 +112,15 @@ class Scheduler:
         n_streams = sum(request.is_streaming for request in self.running)
         n_short = sum(not r.n_output and self._is_short(r) for r in self.running)
         budget = min(self.step_rows, n_streams + self._prompt_rows(n_streams, n_short))
+        if self.whole_prompts:  # nobody streams beside them
+            budget = self.step_rows
         n_scored, granted, first = self.scored_rows, [], favoured(self.n_steps)
         self.n_steps += 1
         # A stable sort: places stay in order inside each group.
         for request in sorted(self.running, key=lambda r: (not r.is_streaming, r.service != first)):
             n_rows = min(request.n_pending, budget)
+            if self.whole_prompts and n_rows < request.n_pending:
+                continue  # the next step is its own, or that of those before it
             if self.pool.states:
                 states = self.pool.states
                 n_rows = min(n_rows, next_mark(request, self.pool.block_tokens, states.every))

@@ -103,12 +103,16 @@ def build_step(scheduled: Sequence[Scheduled], window_block_of: Int32s | None = 
     """
     tokens: list[int] = []
     positions: list[int] = []
+    segments: list[int] = []
     seq_start, out_rows, hidden_rows = [0], list[int](), list[int]()
     tables = [item.request.table.blocks for item in scheduled]
     for item in scheduled:
         start, end = item.request.n_computed, item.request.n_computed + item.n_rows
         tokens += item.request.buffer[start:end].tolist()
         positions += range(start, end)
+        second_at = item.request.second_at
+        n_first = item.n_rows if second_at is None else min(max(second_at - start, 0), item.n_rows)
+        segments += [0] * n_first + [1] * (item.n_rows - n_first)
         seq_start.append(len(tokens))
         out_rows += range(len(tokens) - item.n_out, len(tokens))
         hidden_rows += range(len(tokens) - item.n_hidden, len(tokens))
@@ -124,6 +128,7 @@ def build_step(scheduled: Sequence[Scheduled], window_block_of: Int32s | None = 
         block_table=block_table,
         out_rows=np.array(out_rows, np.int32),
         hidden_rows=np.array(hidden_rows, np.int32),
+        segments=np.array(segments, np.int32),
         states=np.array([item.request.table.state for item in scheduled], np.int32),
         adapters=np.array([item.request.adapters for item in scheduled], np.float32),
     )

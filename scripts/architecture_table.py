@@ -85,12 +85,12 @@ def table() -> str:
 
 
 def _attention(arch: Architecture) -> str:
-    parts = ["GQA"]
+    parts = ["GQA"] if arch.is_causal else ["both ways"]
     if arch.local_every:
         parts.append(f"windows in {arch.local_every - 1} of {arch.local_every} layers")
     if arch.rope_on_local_only:
         parts.append("rope there alone")
-    if arch.no_rope_every:
+    if arch.no_rope_every > 1:
         parts.append(f"no rope in 1 of {arch.no_rope_every}")
     if arch.local_rope_base:
         parts.append("two rope bases")
@@ -123,6 +123,8 @@ def _layers(name: str) -> str:
 
 
 def _kv_bytes(name: str) -> str:
+    if not ARCHITECTURES[name].is_causal:
+        return "none is kept"
     if name not in SIZES:
         return ""
     model, n_layers, kv_heads, head_dim = SIZES[name]

@@ -42,11 +42,16 @@ def convert(
 ) -> None:
     """Write the model in CHECKPOINT_DIR as OUT.gguf, which martlet and llama.cpp read."""
     from martlet.quant.convert import read_conversion
+    from martlet.quant.errors import UnsupportedError
     from martlet.quant.mixtures import find_preset
     from martlet.scripts.convert_check import check_token_ids
     from martlet.scripts.convert_facts import reader_facts
 
     conversion = read_conversion(checkpoint, reader_facts())
+    if check and not conversion.settings.family.is_causal:
+        raise UnsupportedError(
+            f"--check compares logits, and {conversion.settings.family.arch} has none; leave it out"
+        )
     check_token_ids(conversion.checkpoint, conversion.tokenizer)
     preset = find_preset(conversion.stored_type if type_ == AS_STORED else type_)
     formats = choose_formats(conversion, preset)

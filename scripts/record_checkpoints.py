@@ -28,6 +28,8 @@ import numpy as np
 _LAYOUT = "the folder of recipes, checkpoints and logits"
 _SEED = 20
 _N_TOKENS = 24
+N_FIRST = 9  # of them, where they are of two texts
+_POOLINGS = ("cls_token", "mean_tokens", "max_tokens", "lasttoken")
 _STORED_COLUMNS = 8  # of the large vocabularies every eighth logit is kept
 N_GREEDY = 24
 CHOICE_BIAS = ("correction_bias", "expert_bias")  # buffers of routers
@@ -149,6 +151,60 @@ def save_sentencepiece(text: Path, folder: Path, *, prefix: bool) -> int:
     return int(processor.get_piece_size())
 
 
+def save_wordpiece(text: Path, folder: Path) -> int:
+    tk: Any = import_module("tokenizers")
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer = tk.Tokenizer(tk.models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = tk.normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = tk.pre_tokenizers.BertPreTokenizer()
+    trainer = tk.trainers.WordPieceTrainer(
+        vocab_size=_N_BPE, special_tokens=special, show_progress=False
+    )
+    tokenizer.train([str(text)], trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    roles = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
+    _save_json(
+        folder / "tokenizer_config.json",
+        {
+            **{f"{role}_token": special[at] for role, at in roles.items()},
+            "tokenizer_class": "BertTokenizer",
+            "do_lower_case": True,
+        },
+    )
+    return int(tokenizer.get_vocab_size())
+
+
+def save_sentence(recipe: Mapping[str, Any], folder: Path, rng: np.random.Generator) -> None:
+    """modules.json and its folders, as sentence-transformers saves them."""
+    torch: Any = import_module("torch")
+    safetensors: Any = import_module("safetensors.torch")
+    prefix, modules = (
+        "sentence_transformers.models.",
+        [("", "Transformer"), ("1_Pooling", "Pooling")],
+    )
+    modules += [(f"{at}_Dense", "Dense") for at in range(2, 2 + len(recipe["dense"]))]
+    for at, (rows, cols) in enumerate(recipe["dense"], 2):
+        (folder / f"{at}_Dense").mkdir()
+        weight = torch.from_numpy(cols**-0.5 * rng.standard_normal((rows, cols))).float()
+        tensors = {"linear.weight": weight.to(getattr(torch, recipe["stored"]))}
+        safetensors.save_file(tensors, folder / f"{at}_Dense" / "model.safetensors")
+        config = {
+            "in_features": cols,
+            "out_features": rows,
+            "bias": False,
+            "activation_function": "torch.nn.modules.linear.Identity",
+        }
+        _save_json(folder / f"{at}_Dense" / "config.json", config)
+    (folder / "1_Pooling").mkdir()
+    flags = {f"pooling_mode_{kind}": kind == recipe["pooling"] for kind in _POOLINGS}
+    _save_json(folder / "1_Pooling" / "config.json", flags)
+    listed = [
+        {"idx": at, "name": str(at), "path": path, "type": prefix + kind}
+        for at, (path, kind) in enumerate(modules)
+    ]
+    _save_json(folder / "modules.json", listed)
+
+
 def _save_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
@@ -169,6 +225,8 @@ def record_model(recipe: Mapping[str, Any], text: Path, folder: Path) -> Recorde
     n_tokens = recipe.get("padding_rows", 0) + (
         save_sentencepiece(text, folder, prefix=tokenizer == "spm")
         if tokenizer.startswith("spm")
+        else save_wordpiece(text, folder)
+        if tokenizer == "wordpiece"
         else save_byte_level(tokenizer, text, folder)
     )
     sizes = {**_SIZES, **recipe["config"], "vocab_size": n_tokens}
@@ -183,7 +241,7 @@ def record_model(recipe: Mapping[str, Any], text: Path, folder: Path) -> Recorde
         for key, values in (*model.named_parameters(), *buffers):
             # Constant initial values would hide a missing bias or a misplaced "+1".
             std = 0.3 if values.ndim == 1 else values.shape[-1] ** -0.5
-            centre = norm_centre if key.endswith("norm.weight") else 0.0
+            centre = norm_centre if key.lower().endswith("norm.weight") else 0.0
             values.copy_(torch.from_numpy(centre + std * rng.standard_normal(values.shape)))
     model.tie_weights()
     model = model.to(getattr(torch, recipe["stored"]))
@@ -192,7 +250,32 @@ def record_model(recipe: Mapping[str, Any], text: Path, folder: Path) -> Recorde
     model.save_pretrained(folder, max_shard_size=recipe.get("shard_bytes", "1GB"))
     if kept is not None:
         with_generation.write_text(kept)
+    if "pooling" in recipe:
+        save_sentence(recipe, folder, rng)
+    if recipe.get("reads"):
+        return record_encoder(folder, recipe)
     return record_stored(folder)
+
+
+def record_encoder(checkpoint: Path, recipe: Mapping[str, Any]) -> Recorded:
+    """Random ids, and what an encoder makes of them: hidden states (n, dim), through the dense
+    layers behind them, or the classifier's labels (1, n_labels) of two texts."""
+    torch: Any = import_module("torch")
+    transformers: Any = import_module("transformers")
+    safetensors: Any = import_module("safetensors.torch")
+    how = {"attn_implementation": "eager", "dtype": torch.float32}
+    model = getattr(transformers, recipe["model"]).from_pretrained(checkpoint, **how).eval()
+    ids = np.random.default_rng(_SEED).integers(0, model.config.vocab_size, _N_TOKENS)
+    batch = torch.from_numpy(ids[None])
+    with torch.no_grad():
+        if recipe["reads"] == "labels":
+            segments = torch.arange(_N_TOKENS)[None] >= N_FIRST
+            return ids, model(batch, token_type_ids=segments.long()).logits.numpy()
+        rows = model(batch).last_hidden_state[0]
+        for at in range(2, 2 + len(recipe["dense"])):
+            stored = safetensors.load_file(checkpoint / f"{at}_Dense" / "model.safetensors")
+            rows = rows @ stored["linear.weight"].float().T
+    return ids, rows.numpy()
 
 
 def record_stored(checkpoint: Path, stride: int = 1) -> Recorded:

@@ -110,6 +110,7 @@ def hold(
         model.tokenizer,
         context=model.context,
         pooling_type=model.config.pooling_type,
+        generates=model.config.generates,
         max_queue=max_queue,
         adapters=[adapter.share for adapter in model.adapters],
         **engine_options,

@@ -6,6 +6,7 @@ them, are used where ../shared/data lies beside the repository.
 """
 
 import functools
+import json
 import tempfile
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from martlet.quant.convert import read_conversion
 from martlet.quant.gguf_file import GGUFFile
 from martlet.quant.mixtures import find_preset
 from martlet.runtime.config import ModelConfig
+from martlet.runtime.tokenizer import Tokenizer
 from martlet.runtime.weights import StoredWeights
 from martlet.scripts.convert import choose_formats, write_file
 from martlet.scripts.convert_facts import reader_facts
@@ -22,7 +24,12 @@ from martlet.scripts.convert_facts import reader_facts
 RECORDED = Path(__file__).parent / "data" / "checkpoints"
 LOGITS = Path(__file__).parent / "data" / "logits"
 SHARED = Path(__file__).parents[1].parent / "shared" / "data"
-TINY = sorted(path.name for path in RECORDED.iterdir() if path.is_dir())
+RECIPES = Path(__file__).parent / "data" / "recipes"
+_CHECKPOINTS = sorted(path.name for path in RECORDED.iterdir() if path.is_dir())
+ENCODERS = [
+    name for name in _CHECKPOINTS if "reads" in json.loads((RECIPES / f"{name}.json").read_text())
+]
+TINY = [name for name in _CHECKPOINTS if name not in ENCODERS]
 STORED = ("stories260k-hf", "prose-7m-hf", "prose-1m-hf")  # in SHARED, where that is
 STORED_COLUMNS = 8  # of their large vocabularies every eighth logit is recorded
 
@@ -58,6 +65,10 @@ def recorded_model(name: str, type_: str = "F32") -> tuple[ModelConfig, StoredWe
     weights = StoredWeights(_open(name, type_).tensors)
     shapes = {tensor: weights.shape(tensor) or () for tensor in weights.names()}
     return ModelConfig.from_metadata(_open(name, type_).metadata, shapes), weights
+
+
+def recorded_tokenizer(name: str) -> Tokenizer:
+    return Tokenizer.from_metadata(_open(name, "F32").metadata)
 
 
 @functools.cache

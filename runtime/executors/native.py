@@ -159,6 +159,7 @@ class NativeExecutor:
         self.n_blocks = n_blocks
         self.n_window_blocks = n_window_blocks or n_blocks
         self.window = plan.window
+        self.sees_ahead = plan.sees_ahead
         self.n_states = n_states if plan.states else 0
         self._logits_width = plan.vocab_size
         self.hidden = np.empty((0, plan.hidden_width), np.float32)

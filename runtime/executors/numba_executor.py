@@ -72,6 +72,7 @@ class NumbaExecutor:
         self.n_blocks = n_blocks
         self.n_window_blocks = n_window_blocks or n_blocks
         self.window = plan.window
+        self.sees_ahead = plan.sees_ahead
         self.n_states = n_states if plan.states else 0
         self._logits = next((i for i, b in enumerate(plan.buffers) if b.is_logits), -1)
         self._vocab_size, self._n_adapters = plan.vocab_size, plan.n_adapters

@@ -59,6 +59,7 @@ class ReferenceExecutor:
         self.n_blocks = n_blocks
         self.n_window_blocks = n_window_blocks or n_blocks
         self.window = plan.window
+        self.sees_ahead = plan.sees_ahead
         self.hidden = np.empty((0, plan.hidden_width), np.float32)
         self._last: Run | None = None
         self._decoded = [

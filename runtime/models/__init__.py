@@ -16,13 +16,14 @@ from ..plan import Plan
 from ..plan_builder import LowRank, PlanBuilder
 from ..rope import DIVISOR_TENSORS
 from ..weights import WeightSource, stored_name
-from . import dense, mamba2, recurrent
+from . import dense, encoders, mamba2, recurrent
 from .blocks import HeadNorm, Recording
 
 Recorder = Callable[[Recording], None]
 PAIR, HALF = RopeStyle.PAIR, RopeStyle.HALF
 _GELU = Activation.GELU_TANH
 RECORDERS: dict[str, Recorder] = {
+    "bert": encoders.bert,
     "cohere2": partial(dense.parallel, style=PAIR),
     "ernie4_5": partial(dense.pre_norm, style=PAIR),
     "ernie4_5-moe": partial(dense.pre_norm, style=PAIR),
@@ -30,6 +31,9 @@ RECORDERS: dict[str, Recorder] = {
     "falcon-h1": mamba2.falcon_h1,
     "gemma": partial(dense.pre_norm, style=HALF, activation=_GELU),
     "gemma2": partial(dense.sandwich, style=HALF, activation=_GELU),
+    "gemma-embedding": partial(
+        dense.sandwich, style=HALF, activation=_GELU, head_norm=HeadNorm.HEADS
+    ),
     "gemma3": partial(dense.sandwich, style=HALF, activation=_GELU, head_norm=HeadNorm.HEADS),
     "glm4": partial(dense.sandwich, style=PAIR),
     "glm4moe": partial(
@@ -46,6 +50,8 @@ RECORDERS: dict[str, Recorder] = {
     "lfm2moe": recurrent.lfm2,
     "llama": partial(dense.pre_norm, style=PAIR),
     "mistral3": partial(dense.pre_norm, style=PAIR),
+    "modern-bert": encoders.modern_bert,
+    "nomic-bert": encoders.nomic_bert,
     "olmo2": partial(dense.post_norm, style=HALF, head_norm=HeadNorm.WHOLE),
     "phi3": partial(dense.pre_norm, style=HALF),
     "qwen2": partial(dense.pre_norm, style=HALF),

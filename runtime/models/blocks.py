@@ -100,12 +100,22 @@ class Recording:
             scale=c.attention_scale,
             cap=c.attention_cap,
             window=layer.window,
+            both_ways=not c.is_causal,
         )
 
     def gated_mlp(self, n: int, x: int, activation: Activation, *, add_to: int = -1) -> int:
         """down(activation(gate x) * up x) of layer n on normed rows x; without a tensor for the
         gate, its rows are the first half of those for up."""
         return self._gated(n, x, activation, "", self.config.layers[n].ffn_dim, add_to)
+
+    def plain_mlp(self, n: int, x: int, activation: Activation, *, add_to: int = -1) -> int:
+        """down(activation(up x)) of layer n."""
+        layer, dim = self.config.layers[n], self.config.dim
+        up = self.linear(n, x, {"ffn_up": (layer.ffn_dim, dim)}, name="up")
+        down = {"ffn_down": (dim, layer.ffn_dim)}
+        return self.linear(
+            n, self.plan.activate(up, activation), down, name="ffn_out", add_to=add_to
+        )
 
     def feed_forward(self, n: int, x: int, activation: Activation, *, add_to: int = -1) -> int:
         """gated_mlp, or in layers that have experts those, and the one that is shared."""
@@ -123,6 +133,45 @@ class Recording:
 
     def logits(self, x: int, *, norm: str = "output_norm") -> None:
         """Output norm and projection of the wanted rows; without output.weight it is tied."""
+        if self.config.generates:
+            self._project(x, norm)
+        self.hidden(x, norm=norm)
+
+    def hidden(self, x: int, *, norm: str = "") -> None:
+        """Rows whose hidden state is wanted, as floats, through what the file has behind it.
+
+        Mostly there are none. Last, so that nothing is put in their place.
+        """
+        p = self.plan
+        rows = p.take_rows(x, RowKind.HIDDEN)
+        rows = self.norm(rows, norm) if norm else rows
+        p.hidden = self._classified(rows) if self.config.n_labels else self._dense(rows)
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _classified(self, x: int) -> int:
+        """The scores of cls.output, of tanh(cls x) where the file has that."""
+        p, dim = self.plan, self.config.dim
+        if p.weights.shape("cls.weight") is not None:
+            x = p.activate(self._head(x, "cls", dim, dim), Activation.TANH)
+        return self._head(x, "cls.output", self.config.n_labels, dim)
+
+    def _dense(self, x: int) -> int:
+        """Two products that stand behind the mean in the original: the mean of products is the
+        product of the mean."""
+        p = self.plan
+        for name in ("dense_2", "dense_3"):
+            shape = p.weights.shape(f"{name}.weight")
+            if shape is not None:
+                x = self._head(x, name, shape[0], p.buffers[x].width)
+        return x
+
+    def _head(self, x: int, name: str, rows: int, cols: int) -> int:
+        p = self.plan
+        weight, bias = p.weight(f"{name}.weight", rows, cols), p.optional(f"{name}.bias", rows)
+        return p.linear(x, [weight], biases=[bias], name=name, precise=True)
+
+    def _project(self, x: int, norm: str) -> None:
         p, c = self.plan, self.config
         normed = self.norm(p.take_rows(x), norm)
         is_tied = p.weights.shape("output.weight") is None
@@ -133,11 +182,6 @@ class Recording:
         logits = p.linear(normed, [weight], biases=[bias], name="logits", logits=True, precise=True)
         if c.logit_scale != 1 or c.logit_cap:
             p.scale(logits, c.logit_scale, c.logit_cap)
-        # Rows whose hidden state is wanted: as floats, and without a projection. Mostly there are
-        # none. Last, so that nothing is put in their place.
-        p.hidden = self.norm(p.take_rows(x, RowKind.HIDDEN), norm)
-
-    # -- inside -----------------------------------------------------------------------------
 
     def _gated(
         self, n: int, x: int, activation: Activation, suffix: str, width: int, add_to: int

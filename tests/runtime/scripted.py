@@ -80,6 +80,7 @@ class ScriptedExecutor:
         self.is_closed = False
         self.window, self.n_window_blocks = window, (window and n_window_blocks) or n_blocks
         self.n_states = n_states
+        self.sees_ahead = False
         self._states = [np.full(1, UNWRITTEN, np.int32)] * n_states
         self._slots = np.full(n_blocks * block_tokens, UNWRITTEN, np.int32)
         self._window_slots = np.full(self.n_window_blocks * block_tokens, UNWRITTEN, np.int32)

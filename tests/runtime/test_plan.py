@@ -25,7 +25,7 @@ from martlet.runtime.plan import Plan
 from martlet.runtime.plan_builder import PlanBuilder
 from martlet.runtime.weights import StoredTensor, StoredWeights
 
-from ..recorded import TINY, recorded_model
+from ..recorded import ENCODERS, TINY, recorded_model
 from .tiny import TinyDims, TinyModel, tiny_model
 
 ARCHS = ("llama", "qwen2", "qwen3", "gemma3", "qwen2moe", "qwen3moe")
@@ -41,7 +41,7 @@ def test_printed_plan_is_as_kept(arch: str) -> None:
     assert plan == path.read_text()
 
 
-@pytest.mark.parametrize("name", sorted({*TINY} - {*ARCHS}))
+@pytest.mark.parametrize("name", sorted({*TINY, *ENCODERS} - {*ARCHS}))
 def test_printed_plan_of_a_recorded_checkpoint_is_as_kept(name: str) -> None:
     plan = str(record_plan(*recorded_model(name, "Q8_0"), max_rows=64))
     path = PLANS / f"{name}.txt"

@@ -32,6 +32,7 @@ from martlet.scripts.source_forward import source_logits
 
 from ..quant.checkpoints import copied, edit_json, rewrite, stored_arrays
 from ..recorded import (
+    ENCODERS,
     RECORDED,
     STORED,
     TINY,
@@ -101,7 +102,7 @@ def test_the_same_bytes_twice(name: str, type_: str, tmp_path: Path) -> None:
     assert first == second
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", [*TINY, *ENCODERS])
 def test_the_gguf_package_reads_it(name: str) -> None:
     reader = gguf.GGUFReader(gguf_of(name))
     with GGUFFile.open(gguf_of(name)) as file:

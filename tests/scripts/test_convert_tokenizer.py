@@ -1,6 +1,7 @@
 """Converted tokenizers: the ids of the libraries they come from, roles, end tokens, templates."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,25 @@ def texts() -> list[str]:
 
 
 # -- ids ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["bert"])
+def test_ids_of_wordpiece(name: str, tmp_path: Path) -> None:
+    library = tokenizers.Tokenizer.from_file(str(RECORDED / name / "tokenizer.json"))
+    words = tmp_path / "words"
+    shutil.copytree(RECORDED / name, words)
+    (words / "tokenizer.json").unlink()
+    ids = library.get_vocab()
+    (words / "vocab.txt").write_text("\n".join(sorted(ids, key=lambda word: ids[word])))
+    special = {str(i): {"content": library.id_to_token(i), "special": True} for i in range(5)}
+    edit_json(words / "tokenizer_config.json", added_tokens_decoder=special)
+    for folder in (RECORDED / name, words):
+        mine = Tokenizer.from_metadata(convert(folder))
+        for text in texts():
+            expected = library.encode(text, add_special_tokens=False).ids
+            assert mine.encode(text, add_special=False, parse_special=True) == expected
+            whole = mine.encode(text, add_special=True, parse_special=True)
+            assert whole == [ids["[CLS]"], *expected, ids["[SEP]"]]
 
 
 @pytest.mark.parametrize("name", BYTE_LEVEL)
