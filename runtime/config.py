@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from .architectures import ARCHITECTURES, Architecture
 from .errors import FileFormatError, UnsupportedError
@@ -32,6 +32,8 @@ RESTRICTED: dict[str, tuple[str, float]] = {
     "attention.temperature_scale": ("queries scaled by position", 0),
     "rope.scaling.yarn_log_multiplier": ("YaRN with its own logarithm", 0),
 }
+
+Ability: TypeAlias = Literal["generate", "embed", "rank"]
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,15 @@ class ModelConfig:
         return len(self.layers)
 
     @property
+    def abilities(self) -> frozenset[Ability]:
+        """What texts can be made into."""
+        if self.pooling_type == RANK:
+            return frozenset({"rank"})
+        return frozenset({"generate", "embed"} if self.is_causal else {"embed"})
+
+    @property
     def generates(self) -> bool:
-        return self.is_causal and self.pooling_type != RANK
+        return "generate" in self.abilities
 
     @classmethod
     def from_metadata(

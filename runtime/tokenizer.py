@@ -34,6 +34,8 @@ class Tokenizer:
     ) -> None:
         template = metadata.get("tokenizer.chat_template")
         self.chat_template: str | None = template if isinstance(template, str) else None
+        ranking = metadata.get("tokenizer.chat_template.rerank")
+        self.rerank_template: str | None = ranking if isinstance(ranking, str) else None
         self.bos_id = role_id(metadata, family.bos_role, vocab, default=family.bos)
         if self.bos_id is None:
             self.bos_id = role_id(metadata, "bos", vocab)

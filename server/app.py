@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from ..runtime.errors import MartletError
 from ..runtime.grammar import Grammars
 from ..runtime.tokenizer import Tokenizer
-from . import anthropic, embeddings, ollama, ollama_embed, openai_routes, openapi, tokens
+from . import anthropic, embeddings, ollama, ollama_embed, openai_routes, openapi, rerank, tokens
 from .access_log import AccessLog
 from .asking import Fields
 from .bridge import EngineLike
@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 GENERATING: dict[str, Route] = {**openai_routes.ROUTES, **anthropic.ROUTES, **ollama.ROUTES}
 EMBEDDING = {
+    **dict.fromkeys(rerank.PATHS, rerank.rerank),
     embeddings.PATH: embeddings.embed,
     "/api/embed": ollama_embed.embed,
     "/api/embeddings": ollama_embed.embeddings,
@@ -50,6 +51,7 @@ KINDS: dict[str, type[Fields]] = {
     **{path: route.kind for path, route in GENERATING.items()},
     **{path: kind for path, (kind, _) in tokens.ROUTES.items()},
     embeddings.PATH: embeddings.EmbeddingsRequest,
+    **dict.fromkeys(rerank.PATHS, rerank.RerankRequest),
     "/api/embed": ollama_embed.OllamaEmbed,
     "/api/embeddings": ollama_embed.OllamaEmbeddings,
     **anthropic.KINDS,

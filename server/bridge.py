@@ -37,6 +37,7 @@ class EngineLike(Protocol):
         show_ids: frozenset[int] = frozenset(),
         arrived_ns: int | None = None,
         adapters: Mapping[int, float] | None = None,
+        second_at: int | None = None,
     ) -> Any: ...
 
     def cancel(self, request_id: str) -> None: ...
@@ -68,6 +69,8 @@ class Ask(NamedTuple):
     terms: Terms = Terms()
     constraint: Constraint | None = None
     """This request's own: it remembers what was drawn."""
+    second_at: int | None = None
+    """Where the second of two texts begins, of which the prompt consists."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +175,7 @@ class Job:
                     request_id=request_id,
                     constraint=ask.constraint,
                     arrived_ns=self._arrived_ns,
+                    second_at=ask.second_at,
                     **ask.terms._asdict(),
                 )
         except BaseException:

@@ -91,6 +91,7 @@ async def embed(service: Service, http: Request) -> Response:
 
     def prepared() -> tuple[EmbeddingsRequest, list[str], list[list[int]]]:
         request, ignored = read_request(service, EmbeddingsRequest, body)
+        service.check_able("embed")
         return request, ignored, input_ids(service, request)
 
     request, ignored, prompts = await asyncio.to_thread(prepared)

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+from ..runtime.config import Ability
 from ..runtime.model import Model
 
 
@@ -22,6 +23,7 @@ class ModelFacts:
     n_bytes: int = 0
     context_train: int = 0
     dim: int = 0
+    abilities: frozenset[Ability] = frozenset({"generate", "embed", "rank"})
     digest: str = "0" * 64
     """Of names, shapes, formats and size: the weights themselves are not read."""
     modified: float = field(default_factory=time.time)
@@ -42,6 +44,7 @@ def facts_of(model: Model) -> ModelFacts:
         n_bytes=model.file.n_bytes,
         context_train=model.config.context_train,
         dim=model.config.dim,
+        abilities=model.config.abilities,
         digest=digest.hexdigest(),
         modified=model.file.path.stat().st_mtime,
     )

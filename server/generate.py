@@ -64,6 +64,7 @@ class Prepared:
 def prepare(service: Service, route: Route, body: bytes, tenant: bytes = b"") -> Prepared:
     """All that needs no engine. Runs beside the event loop: a long prompt takes its time here."""
     request, ignored = read_request(service, route.kind, body)
+    service.check_able("generate")
     params = request.sampling(service.tokenizer.vocab_size)
     prompts = route.prompts(service, request)
     if any(not prompt.ids for prompt in prompts):

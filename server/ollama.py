@@ -166,7 +166,8 @@ def shown(service: Service) -> dict[str, Any]:
             f"{facts.arch}.embedding_length": facts.dim,
         },
         "capabilities": [
-            "completion",
+            *(["completion"] if "generate" in facts.abilities else []),
+            *(["embedding"] if facts.abilities == {"embed"} else []),
             *(["tools"] if template else []),  # a template without them has them told
             *(["thinking"] if thinks else []),
             *(["insert"] if service.tokenizer.fim else []),

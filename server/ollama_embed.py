@@ -79,6 +79,7 @@ async def _vectors(
 
     def prepared() -> tuple[Asked, list[str], list[list[int]]]:
         request, ignored = read_request(service, kind, body)
+        service.check_able("embed")
         given = getattr(request, field)
         texts = [given] if isinstance(given, str) else given
         # Without a text the model is only to be there.

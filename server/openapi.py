@@ -54,6 +54,9 @@ OF_METHOD: Mapping[str, tuple[str, ...]] = {
 OPEN = ("/health", "/ready")
 """Their 503 is a state, not an error."""
 
+RANKED: Mapping[str, type] = {
+    "id": str, "object": str, "model": str, "results": list, "usage": dict,
+}  # fmt: skip
 ANSWERS: Mapping[str, Mapping[str, type]] = {
     "/v1/chat/completions": {
         "id": str, "object": str, "created": int, "model": str, "choices": list, "usage": dict,
@@ -69,6 +72,8 @@ ANSWERS: Mapping[str, Mapping[str, type]] = {
     "/api/chat": {"model": str, "created_at": str, "done": bool},
     "/api/generate": {"model": str, "created_at": str, "done": bool},
     "/v1/embeddings": {"object": str, "data": list, "model": str, "usage": dict},
+    "/v1/rerank": RANKED,
+    "/rerank": RANKED,
     "/api/embed": {"model": str, "embeddings": list},
     "/api/embeddings": {"embedding": list},
     "/api/show": {"details": dict, "model_info": dict, "capabilities": list},

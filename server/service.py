@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..runtime.config import Ability
 from ..runtime.grammar import Grammars
 from ..runtime.tokenizer import Tokenizer
 from .bridge import Courier, EngineLike, Terms
@@ -21,6 +22,17 @@ from .options import ServerOptions
 from .tool_formats import GENERIC, ToolFormat
 from .tool_telling import told
 from .tools import ToolUse
+
+SAID: dict[Ability, str] = {
+    "generate": "generate text",
+    "embed": "make vectors of texts",
+    "rank": "rank texts",
+}
+ASKED_AT: dict[Ability, str] = {
+    "generate": "/v1/completions",
+    "embed": "/v1/embeddings",
+    "rank": "/v1/rerank",
+}
 
 
 @dataclass(frozen=True)
@@ -67,6 +79,13 @@ class Service:
         if not self.engine.is_alive:
             message = "the engine thread has ended; the server's log says why; restart it"
             raise ApiError(503, message, "unavailable_error", code="engine_dead")
+
+    def check_able(self, ability: Ability) -> None:
+        """Raises ApiError for a model that is not made for what is asked."""
+        if ability not in self.facts.abilities:
+            others = " or ".join(ASKED_AT[other] for other in sorted(self.facts.abilities))
+            message = f"the model {self.model_name!r} does not {SAID[ability]}; use {others}"
+            raise refused(message, param="model", code="model_not_able")
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -53,16 +53,20 @@ async def vectors_of(
     dimensions: int | None,
 ) -> Vectors:
     """Raises ApiError and typed errors; ClientGone when nobody waits any more."""
+    rows = await rows_of(service, request, [Ask(prompt, PARAMS, terms) for prompt in prompts])
+    return Vectors([unit(row, dimensions) for row in rows], sum(map(len, prompts)))
+
+
+async def rows_of(service: Service, request: Request, asks: Sequence[Ask]) -> list[Hidden]:
+    """What the engine makes of each prompt, in order; all are on the terms of the first."""
     service.check_alive()
-    start_s, rows, n_tokens = time.monotonic(), list[Hidden](), 0
-    terms = within(terms, service.options.max_request_s)
-    for at in range(0, len(prompts), GROUP):
-        group = prompts[at : at + GROUP]
+    start_s, rows = time.monotonic(), list[Hidden]()
+    for at in range(0, len(asks), GROUP):
+        terms = within(asks[0].terms, service.options.max_request_s)
         left = _with_time_left(terms, time.monotonic() - start_s)
-        found = await unless_gone(request.receive, _group(service, group, left))
-        n_tokens += sum(map(len, group))
-        rows += [unit(vector, dimensions) for vector in found]
-    return Vectors(rows, n_tokens)
+        group = [ask._replace(terms=left) for ask in asks[at : at + GROUP]]
+        rows += await unless_gone(request.receive, _group(service, group))
+    return rows
 
 
 def _with_time_left(terms: Terms, spent_s: float) -> Terms:
@@ -74,13 +78,13 @@ def _with_time_left(terms: Terms, spent_s: float) -> Terms:
     return terms._replace(deadline_ms=left_ms)
 
 
-async def _group(service: Service, prompts: Sequence[Sequence[int]], terms: Terms) -> list[Hidden]:
-    choices = [Choice(i, i, len(prompt)) for i, prompt in enumerate(prompts)]
+async def _group(service: Service, asks: Sequence[Ask]) -> list[Hidden]:
+    choices = [Choice(i, i, len(ask.prompt_ids)) for i, ask in enumerate(asks)]
     watch = service.metrics.watch(False)
     name = "embd-" + new_id()
     job = Job(service.engine, name, watch, service.courier, service.options.max_unread)
     try:
-        submit(job, [Ask(prompt, PARAMS, terms) for prompt in prompts])
+        submit(job, asks)
         await finished(job, choices, service.options.patience)
     finally:
         job.cancel()

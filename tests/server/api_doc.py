@@ -10,7 +10,15 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from martlet.server import anthropic, embeddings, ollama, ollama_embed, openai_routes, tokens
+from martlet.server import (
+    anthropic,
+    embeddings,
+    ollama,
+    ollama_embed,
+    openai_routes,
+    rerank,
+    tokens,
+)
 from martlet.server.asking import Fields
 
 DOC = Path(__file__).parents[2] / "docs" / "api.md"
@@ -19,6 +27,7 @@ KINDS: dict[str, type[Fields]] = {
     **{path: route.kind for path, route in ROUTES.items()},
     **{path: kind for path, (kind, _) in tokens.ROUTES.items()},
     embeddings.PATH: embeddings.EmbeddingsRequest,
+    rerank.PATHS[0]: rerank.RerankRequest,
     "/api/embed": ollama_embed.OllamaEmbed,
     "/api/embeddings": ollama_embed.OllamaEmbeddings,
 }

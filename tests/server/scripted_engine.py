@@ -142,6 +142,7 @@ class ScriptedEngine:
         show_ids: frozenset[int] = frozenset(),
         arrived_ns: int | None = None,
         adapters: Mapping[int, float] | None = None,
+        second_at: int | None = None,
     ) -> Running:
         n_prompt = len(prompt_ids)
         if n_prompt >= self.context:

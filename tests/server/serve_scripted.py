@@ -29,7 +29,14 @@ def main() -> None:
         executor=ScriptedExecutor(some_text),
         tokenizer=byte_tokenizer(),
         context=256,
-        config=SimpleNamespace(arch="llama", context_train=256, dim=8, pooling_type=0),
+        config=SimpleNamespace(
+            arch="llama",
+            context_train=256,
+            dim=8,
+            pooling_type=0,
+            generates=True,
+            abilities={"generate", "embed"},
+        ),
         file=SimpleNamespace(tensors={}, n_bytes=0, path=Path(__file__)),
     )
     serve(model, model_name="tiny", port=0, on_ready=lambda url: print(url, flush=True))

@@ -28,6 +28,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/embeddings": {"prompt": "hi"},
     "/api/show": {"model": "tiny"},
     "/v1/embeddings": {"input": "hi"},
+    "/v1/rerank": {"query": "hi", "documents": ["a"]},
+    "/rerank": {"query": "hi", "documents": ["a"]},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [97]},
 }
