@@ -16,6 +16,7 @@ from typing import Any
 from .convert_experts import SourceExperts, read_experts
 from .convert_families import FAMILIES, family_of
 from .convert_family import Family, HeadNorm, Windows
+from .convert_latent import SourceLatent, read_latent
 from .convert_recurrent import ATTENTION, READERS, Recurrence, adjusted_ffn_dim
 from .convert_rope import RopeKeys, positive, rope_keys
 from .dense_keys import dense_keys
@@ -68,6 +69,7 @@ class Settings:
     is_turned: bool  # positions turn queries and keys at all
     table_rows: Mapping[str, int]  # of the family's further embeddings
     n_labels: int  # of a classifier; 0: there is none
+    latent: SourceLatent | None
 
     def has_rope(self, n: int) -> bool:
         """Whether positions turn the queries and keys of layer n."""
@@ -100,6 +102,11 @@ class Settings:
         }
         if self.recurrence:
             keys |= self.recurrence.metadata
+        if self.latent:
+            keys |= self.latent.metadata
+            if not self.experts:  # readers ask for these all the same
+                keys |= {"leading_dense_block_count": self.n_layers, "expert_shared_count": 0}
+                keys["expert_feed_forward_length"] = self.ffn_dim
         if self.family.rope_switch:
             keys["rope.scaling.finetuned"] = self.is_turned
         if any(self.is_local):
@@ -139,9 +146,10 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
         raise FileFormatError(
             f"config.json: {heads} attention heads are not a multiple of {kv_heads} kv heads"
         )
-    if "head_dim" not in keys.values and dim % heads:
+    latent = read_latent(keys) if family.is_latent else None
+    if not latent and "head_dim" not in keys.values and dim % heads:
         raise FileFormatError(f"config.json: {dim} values do not divide into {heads} heads")
-    head_dim = keys.count("head_dim", dim // heads)
+    head_dim = latent.n_rot if latent else keys.count("head_dim", dim // heads)
     if head_dim % 2:
         raise FileFormatError(f"config.json: head_dim is {head_dim}, expected an even number")
     recurrence = READERS[family.recurrence](keys) if family.recurrence else None
@@ -170,7 +178,9 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
         biased=_biased(keys, family),
         is_local=is_local,
         window=keys.count("sliding_window") if any(is_local) else 0,
-        rope=rope_keys(keys.values, head_dim, context, family.rope_settings),
+        rope=rope_keys(
+            keys.values, head_dim, context, family.rope_settings, grows_queries=family.is_latent
+        ),
         local_rope_base=_local_rope_base(keys) if family.plain_local_rope else None,
         scales=scales,
         caps={key: _cap(keys.values, key) for key in family.caps},
@@ -182,6 +192,7 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
         and (not family.rope_switch or keys.values.get(family.rope_switch) == "rope"),
         table_rows={name: keys.count(key) for name, key in family.tables.items()},
         n_labels=_n_labels(keys) if family.classifier else 0,
+        latent=latent,
     )
 
 

@@ -36,6 +36,7 @@ class ExpertKeys:
     shared_count: str = ""  # … how many there are, each as wide as the others
     tells_shared_dim: bool = False  # their width in all, too
     first: str = ""  # layers before are dense
+    layer_kinds: str = ""  # where it is there, it names each layer dense or sparse instead
     every: str = ""  # of the others, each so manieth has experts
     normalizes: bool | None = None  # what readers take for granted; None: they read a key
     # keys of config.json -> keys of the GGUF file
@@ -120,7 +121,9 @@ def read_experts(
             metadata["expert_shared_feed_forward_length"] = shared_dim
     first, every = 0, 1
     if keys.first:
-        first = metadata["leading_dense_block_count"] = count(keys.first)
+        kinds = config.get(keys.layer_kinds) if keys.layer_kinds else None
+        first = count(keys.first) if kinds is None else _n_dense(keys.layer_kinds, kinds, n_layers)
+        metadata["leading_dense_block_count"] = first
     if keys.every:
         every = metadata["interleave_moe_layer_step"] = count(keys.every) or 1
     last = config.get("moe_layer_end_index", -1)
@@ -134,6 +137,17 @@ def read_experts(
             is_scale = new.endswith("_scale")
             metadata[new] = positive(key, config[key]) if is_scale else count(key)
     return SourceExperts(keys, n_experts, dim, shared_dim, first, every, {**metadata, **keys.fixed})
+
+
+def _n_dense(key: str, kinds: Any, n_layers: int) -> int:
+    """Of layers in front; behind them all have experts."""
+    n = kinds.count("dense") if isinstance(kinds, list) else 0
+    if kinds != ["dense"] * n + ["sparse"] * (n_layers - n):
+        raise UnsupportedError(
+            f"config.json: {key} is {kinds!r:.80}, only dense layers before {n_layers} in all are "
+            "supported"
+        )
+    return n
 
 
 def _check_norm(config: Mapping[str, Any], keys: ExpertKeys, metadata: dict[str, Any]) -> None:

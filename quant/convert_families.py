@@ -13,6 +13,7 @@ from typing import Any
 from .convert_experts import ExpertKeys
 from .convert_families_encoder import ENCODERS
 from .convert_families_hybrid import HYBRIDS
+from .convert_families_latent import LATENT_FAMILIES
 from .convert_family import (
     ATTENTION_PARTS,
     GATE_UP,
@@ -296,6 +297,7 @@ _COHERE2 = Family(
 FAMILIES: dict[str, FamilyChoice] = {
     **ENCODERS,
     **HYBRIDS,
+    **LATENT_FAMILIES,
     "LlamaForCausalLM": _LLAMA,
     "LLaMAForCausalLM": _LLAMA,
     "MistralForCausalLM": _MISTRAL,

@@ -87,6 +87,7 @@ class Family:
     divides_logits: bool = False  # by their scale, instead of multiplying
     wide_query_layers: int = 0  # with so many layers the query scale is that of dim / heads
     experts: ExpertKeys | None = None  # None: every layer is dense
+    is_latent: bool = False  # keys and values are compressed: convert_latent.py
     recurrence: str = ""  # of layers without attention: a row of convert_recurrent.READERS
     rope_switch: str = ""  # a key whose value "rope" says that positions turn q and k at all
     ffn_key: str = "intermediate_size"

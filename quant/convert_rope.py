@@ -34,10 +34,16 @@ _RARE = {"partial_rotary_factor": (None, 1), "alpha": (None,), "llama_4_scaling_
 
 
 def rope_keys(
-    config: Mapping[str, Any], head_dim: int, context: int, known: frozenset[str] = frozenset()
+    config: Mapping[str, Any],
+    head_dim: int,
+    context: int,
+    known: frozenset[str] = frozenset(),
+    *,
+    grows_queries: bool = False,
 ) -> RopeKeys:
     """Settings of the (global) layers; refuses kinds of scaling that are not supported, and rare
-    settings that are not among those the class is known to have."""
+    settings that are not among those the class is known to have. grows_queries: where YaRN has an
+    mscale_all_dim, scores grow with it, and cos and sin only with what mscale is more."""
     rope = _rope_of(config)
     for key, neutral in _RARE.items():
         value = rope.get(key, config.get(key))
@@ -57,7 +63,8 @@ def rope_keys(
             "dims; expected an even number of them"
         )
     base = _number(rope, "rope_theta", config.get("rope_theta", 10000.0))
-    found = convert(_Rope(rope, base, n_rot, _original_context(rope, config, context), context))
+    original = _original_context(rope, config, context)
+    found = convert(_Rope(rope, base, n_rot, original, context, grows_queries))
     return RopeKeys({"rope.freq_base": base, **found.metadata}, found.tensors, n_rot)
 
 
@@ -70,6 +77,7 @@ class _Rope:
     n_rot: int
     original: int  # tokens of the context before it was extended
     context: int
+    grows_queries: bool
 
 
 def _rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,6 +183,10 @@ def _yarn(rope: _Rope) -> RopeKeys:
         cancelled = _number(values, "mscale_all_dim", 1.0)
         keys["rope.scaling.yarn_log_multiplier"] = cancelled
         known /= _amplitude(factor, cancelled)
+    if rope.grows_queries and values.get("mscale_all_dim"):
+        # Readers of latent attention find the usual 0.1 already in it, and cos and sin plain.
+        keys["rope.scaling.yarn_log_multiplier"] = 0.1 * _number(values, "mscale_all_dim")
+        known = 1.0
     extra = _yarn_amplitude(values, factor) / known
     if abs(extra - 1) > 1e-9:
         keys["rope.scaling.attn_factor"] = extra

@@ -16,14 +16,17 @@ import gguf
 import numpy as np
 
 from .convert_config import Settings
-from .convert_experts import Source, stacked
+from .convert_experts import Source as Stored
+from .convert_experts import stacked
 from .convert_family import GATE_UP, QKV, SHARED_GATE_UP, Family, HeadNorm
+from .convert_latent import HeadRows, split_heads
 from .convert_recurrent import NO_CHANGE, Change
 from .errors import FileFormatError, UnsupportedError
 from .safetensors_file import SourceTensor
 
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 _COMPARE_ROWS = 4096
+Source = Stored | HeadRows
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 # A layer's parts besides norms: names under model.layers.N, and their (rows, cols).
@@ -120,7 +123,10 @@ def halves_to_pairs(rows: np.ndarray, head_dim: int) -> np.ndarray:
 
 def plan_weights(settings: Settings, tensors: Mapping[str, SourceTensor]) -> list[Weight]:
     """Every tensor of the GGUF file; raises where the checkpoint is not exactly as expected."""
-    named = stacked(_of_layers(settings, _canonical(tensors, settings.family)))
+    stored = stacked(_of_layers(settings, _canonical(tensors, settings.family)))
+    named: dict[str, Source] = {**stored}
+    if settings.latent:
+        named = split_heads(stored, settings.latent)
     sizes = _sizes(settings, named)
     _drop_tied_head(settings, named)
     wanted = _expected(settings, sizes)
@@ -196,6 +202,7 @@ def _sizes(settings: Settings, named: Mapping[str, Source]) -> dict[str, int]:
         "ffn": settings.ffn_dim,
         "gate_up": 2 * settings.ffn_dim,
         "vocab": settings.vocab_size or embedding.n_rows,
+        **(settings.latent.sizes() if settings.latent else {}),
     }
 
 
@@ -222,6 +229,8 @@ def _are_equal(a: Source, b: Source) -> bool:
 
 def _attention_parts(settings: Settings) -> dict[str, tuple[str, ...]]:
     family, head_norm = settings.family, settings.head_norm
+    if settings.latent:
+        return settings.latent.parts()
     parts = _with_fused(_ATTENTION, QKV, family)
     if head_norm is not HeadNorm.NONE:
         widths = ("q", "kv") if head_norm is HeadNorm.WHOLE else ("head", "head")

@@ -30,6 +30,7 @@ class Architecture:
     experts: ExpertDefaults | None = None  # None: no file has any
     attention_cap: float = 0.0  # scores are cap * tanh(score / cap), where the file says nothing
     logit_cap: float = 0.0  # the same of logits
+    is_latent: bool = False  # keys are compressed, and hold the values
     recurrence: str = ""  # of layers without attention: a row of recurrence.READERS
     has_both: bool = False  # layers are recurrent beside their attention
     attention_every: int = 0  # full_attention_interval: layer l has it when (l + 1) mod n = 0
@@ -38,6 +39,7 @@ class Architecture:
 
 _GRANITE = frozenset({"logit_scale", "residual_scale"})
 _NEXTN = frozenset({"nextn_predict_layers"})  # the last blocks predict further tokens: not run
+_YARN_MULTIPLIER = frozenset({"rope.scaling.yarn_log_multiplier"})
 _MISTRAL3 = frozenset({"attention.temperature_scale", "rope.scaling.yarn_log_multiplier"})
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -47,6 +49,11 @@ ARCHITECTURES: dict[str, Architecture] = {
         rope_on_local_only=True,
         is_centered=True,
         supports=frozenset({"logit_scale"}),
+    ),
+    "deepseek2": Architecture(
+        is_latent=True,
+        experts=ExpertDefaults(sigmoid_vocab=154880),  # those of GLM-4.7-Flash
+        supports=_NEXTN | _YARN_MULTIPLIER,
     ),
     "ernie4_5": Architecture(),
     "ernie4_5-moe": Architecture(experts=ExpertDefaults(renormalize=True)),

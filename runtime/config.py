@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 from .architectures import ARCHITECTURES, Architecture
 from .errors import FileFormatError, UnsupportedError
 from .experts import ExpertDefaults, Experts, read_experts
+from .latent import Latent, read_latent
 from .metadata_keys import Keys
 from .pooling import DEFAULT, MEAN, RANK
 from .recurrence import NO_RECURRENCE, READERS, Recurrence, recurrent_layers
@@ -47,6 +48,12 @@ class LayerConfig:
     rope: Rope | None  # None: positions do not turn queries and keys
     experts: Experts | None = None  # None: a dense layer
     is_recurrent: bool = False  # whatever kv_heads says of attention
+    latent: Latent | None = None  # None: keys are not compressed
+
+    @property
+    def kv_values(self) -> int:
+        """Keys and values that the cache holds of a token."""
+        return self.kv_heads * (self.head_dim + (0 if self.latent else self.value_dim))
 
 
 @dataclass(frozen=True)
@@ -163,6 +170,8 @@ def _cap(keys: Keys, key: str, default: float) -> float:
 def _attention_scale(
     keys: Keys, arch: Architecture, dim: int, layers: tuple[LayerConfig, ...]
 ) -> float:
+    if layers[0].latent:
+        return layers[0].latent.scale(keys)
     width = float(layers[0].head_dim)
     if len(layers) == arch.wide_query_layers:
         width = dim / layers[0].heads  # this size alone was trained with another query scale
@@ -214,7 +223,10 @@ def _layers(
         keys.refuse({"expert_count": ("experts", 0)})
     experts = read_experts(keys, arch.experts or ExpertDefaults(), ffn_dims)
     rules = RopeRules(
-        arch.local_rope_base, arch.plain_local_rope, has_two_lists=LONG_FACTORS in shapes
+        arch.local_rope_base,
+        arch.plain_local_rope,
+        has_two_lists=LONG_FACTORS in shapes,
+        grows_queries=arch.is_latent,
     )
     n_trunk = n_layers - keys.count("nextn_predict_layers", 0)
     if n_trunk < 1:
@@ -227,13 +239,14 @@ def _layers(
             raise FileFormatError(f"layer {n} has {h} heads, not a multiple of {kv} kv_heads")
         head_dim = _head_size(keys, "attention.key_length", window, dim, h)
         value_dim = _head_size(keys, "attention.value_length", window, dim, h)
-        rope = None
+        rope, latent = None, None
         if _has_rope(keys, arch, n, window, windows):
             rope = read_rope(keys, head_dim, rules, is_local=window > 0)
+        if arch.is_latent:
+            latent = read_latent(keys, kv, head_dim, value_dim, rope.n_rot if rope else 0)
         is_recurrent = bool(arch.recurrence) and (kv == 0 or arch.has_both)
-        layers.append(
-            LayerConfig(h, kv, head_dim, value_dim, ffn, window, rope, experts[n], is_recurrent)
-        )
+        sizes = (h, kv, head_dim, value_dim, ffn, window)
+        layers.append(LayerConfig(*sizes, rope, experts[n], is_recurrent, latent))
     return tuple(layers)
 
 

@@ -203,6 +203,7 @@ def attention_kind(plan: Plan) -> str:
     for op in _attention_ops(plan):
         heads, kv_heads, window = (op.int_of(n) for n in ("heads", "kv_heads", "window"))
         kind = "MHA" if heads == kv_heads else "MQA" if kv_heads == 1 else "GQA"
+        kind = "MLA" if plan.kv_layers[op.int_of("kv_layer")].is_latent else kind
         kinds[f"{kind} {heads // kv_heads}:1" + (f" window {window}" if window else "")] += 1
     if len(kinds) == 1:
         return next(iter(kinds))

@@ -21,6 +21,7 @@ class ExpertDefaults:
 
     gating: Gating = Gating.SOFTMAX
     renormalize: bool = False
+    sigmoid_vocab: int = 0  # files with so many tokens leave it unsaid that gating is by sigmoid
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def _layer(keys: Keys, defaults: ExpertDefaults, count: int, dim: int) -> Expert
         used=used,
         dim=dim,
         shared_dim=_shared_dim(keys, dim),
-        gating=_gating(keys, defaults.gating),
+        gating=_gating(keys, defaults),
         renormalize=keys.flag("expert_weights_norm", defaults.renormalize),
         scale=keys.number("expert_weights_scale", 1.0) or 1.0,
         groups=groups,
@@ -85,7 +86,10 @@ def _shared_dim(keys: Keys, dim: int) -> int:
     return keys.count("expert_shared_feed_forward_length", 0) or n_shared * dim
 
 
-def _gating(keys: Keys, default: Gating) -> Gating:
+def _gating(keys: Keys, defaults: ExpertDefaults) -> Gating:
+    default = defaults.gating
+    if defaults.sigmoid_vocab and keys.count("vocab_size", 0) == defaults.sigmoid_vocab:
+        default = Gating.SIGMOID
     code = keys.count("expert_gating_func", 0)
     if code and code not in _GATINGS:
         raise UnsupportedError(f"{keys.arch}.expert_gating_func is {code}, which is not supported")

@@ -199,7 +199,6 @@ class PlanBuilder:
         *,
         biases: Sequence[int] = (),
         add_to: int = -1,
-        out: int = -1,
         out_col: int = 0,
         name: str = "linear",
         logits: bool = False,
@@ -207,7 +206,7 @@ class PlanBuilder:
         exact: bool = False,
     ) -> int:
         """Stacked products x @ w.T (+ b); x is rounded where the weights take that. Into a new
-        buffer, or columns of `out`, or added.
+        buffer, behind out_col columns left free in it, or added.
 
         Neighbouring weights of one kind become one op, so mixed files record one op per run.
         precise: x is held in two Q8 planes, the second for what the first left, 15 bits in all.
@@ -215,8 +214,7 @@ class PlanBuilder:
         """
         widths = [self.tensors[w].shape[0] for w in weights]
         rows = self.buffers[x].rows
-        out = add_to if add_to >= 0 else out
-        out = out if out >= 0 else self._buffer(name, out_col + sum(widths), rows=rows)
+        out = add_to if add_to >= 0 else self._buffer(name, out_col + sum(widths), rows=rows)
         self.buffers[out].is_logits = logits
         biases = list(biases) or [-1] * len(weights)
         col, start = out_col, 0

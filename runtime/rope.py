@@ -87,6 +87,7 @@ class RopeRules:
     local_base: float | None = None  # the architecture's own base of local layers
     plain_local: bool = False  # local layers are never scaled
     has_two_lists: bool = False  # the file has longrope's divisors
+    grows_queries: bool = False  # not cos and sin grow where a file names YaRN's multiplier
 
 
 def read_rope(keys: Keys, head_dim: int, rules: RopeRules, *, is_local: bool) -> Rope:
@@ -106,7 +107,7 @@ def read_rope(keys: Keys, head_dim: int, rules: RopeRules, *, is_local: bool) ->
         return Rope(base, n_rot, divisors="")
     if rules.has_two_lists:
         return _longrope(keys, base, n_rot)
-    return _scaled(keys, base, n_rot)
+    return _scaled(keys, base, n_rot, rules)
 
 
 def original_context(keys: Keys) -> int:
@@ -126,7 +127,7 @@ def _longrope(keys: Keys, base: float, n_rot: int) -> Rope:
     return Rope(base, n_rot, amplitude=amplitude, divisors=SHORT_FACTORS, short_context=original)
 
 
-def _scaled(keys: Keys, base: float, n_rot: int) -> Rope:
+def _scaled(keys: Keys, base: float, n_rot: int, rules: RopeRules) -> Rope:
     kind = keys.get("rope.scaling.type", "linear")
     if kind not in _SCALINGS:
         raise UnsupportedError(
@@ -146,8 +147,18 @@ def _scaled(keys: Keys, base: float, n_rot: int) -> Rope:
     amplitude *= keys.number("rope.scaling.yarn_attn_factor", 1.0)
     # Models whose training cancelled a part of that growth name the part.
     cancelled = keys.number("rope.scaling.yarn_log_multiplier", 0.0)
-    amplitude *= _yarn_growth(factor) / _yarn_growth(factor, cancelled)
+    if not (rules.grows_queries and cancelled):
+        amplitude *= _yarn_growth(factor) / _yarn_growth(factor, cancelled)
     return Rope(base, n_rot, factor, yarn, amplitude)
+
+
+def yarn_query_scale(keys: Keys) -> float:
+    """What queries and keys each grow by with the context, where a file tells the multiplier, which
+    already includes the 0.1 that others multiply by it."""
+    factor = keys.number("rope.scaling.factor", 0.0)
+    is_yarn = keys.get("rope.scaling.type", "none") == "yarn" and factor > 1
+    multiplier = keys.number("rope.scaling.yarn_log_multiplier", 0.0)
+    return 1 + multiplier * math.log(factor) if is_yarn else 1.0
 
 
 def _yarn_growth(factor: float, share: float = 1.0) -> float:

@@ -24,6 +24,7 @@ _F16_BYTES = 2
 # Published configurations: layers with keys of their own, kv heads, head size.
 SIZES: dict[str, tuple[str, int, int, int]] = {
     "cohere2": ("Command R7B", 32, 8, 128),
+    "deepseek2": ("DeepSeek-V2-Lite", 27, 1, 576),
     "ernie4_5": ("ERNIE 4.5 0.3B", 18, 2, 128),
     "ernie4_5-moe": ("ERNIE 4.5 21B-A3B", 28, 4, 128),
     "exaone4": ("EXAONE 4.0 1.2B", 30, 8, 64),
@@ -85,7 +86,7 @@ def table() -> str:
 
 
 def _attention(arch: Architecture) -> str:
-    parts = ["GQA"] if arch.is_causal else ["both ways"]
+    parts = ["MLA" if arch.is_latent else "GQA" if arch.is_causal else "both ways"]
     if arch.local_every:
         parts.append(f"windows in {arch.local_every - 1} of {arch.local_every} layers")
     if arch.rope_on_local_only:
@@ -128,7 +129,8 @@ def _kv_bytes(name: str) -> str:
     if name not in SIZES:
         return ""
     model, n_layers, kv_heads, head_dim = SIZES[name]
-    return f"{model}: {n_layers * 2 * kv_heads * head_dim * _F16_BYTES:,}"
+    n_kept = 1 if ARCHITECTURES[name].is_latent else 2  # keys that hold the values, or both
+    return f"{model}: {n_layers * n_kept * kv_heads * head_dim * _F16_BYTES:,}"
 
 
 def _tests(name: str) -> str:

@@ -65,7 +65,7 @@ def step_work(plan: Plan, step: Step, kv_value_bytes: float = 2) -> Work:
     total = Work()
     for op in plan.ops:
         if op.kind is OpKind.ATTENTION:
-            total += _attention(op, step, kv_value_bytes)
+            total += _attention(plan, op, step, kv_value_bytes)
         elif op.kind in (OpKind.EXPERT_GLU, OpKind.EXPERT_SUM):
             total += _experts(plan, op, step)
         elif op.kind is not OpKind.EMBED:  # which gathers rows of its matrix
@@ -80,7 +80,7 @@ def _products(plan: Plan, op: Op, step: Step) -> Work:
     n_rows = counts[plan.buffers[op.out].rows]
     if n_rows == 0:  # no row wants logits: the weights are not read
         return Work()
-    matrices = (t for t in tensors if len(t.shape) == 2)
+    matrices = (t for t in tensors if len(t.shape) > 1)
     return sum((_matrix(t, n_rows * _planes(op), 1.0) for t in matrices), Work())
 
 
@@ -108,14 +108,15 @@ def _matrix(tensor: PlanTensor, n_rows: float, share: float) -> Work:
     return Work(0 if is_float else macs, macs if is_float else 0, n_bytes)
 
 
-def _attention(op: Op, step: Step, kv_value_bytes: float) -> Work:
+def _attention(plan: Plan, op: Op, step: Step, kv_value_bytes: float) -> Work:
     window = op.int_of("window")
     widths = op.int_of("head_dim") + op.int_of("value_dim")
+    layer = plan.kv_layers[op.int_of("kv_layer")]
     positions = step.positions.astype(np.int64)
     first = np.maximum(positions + 1 - window, 0) if window else np.zeros_like(positions)
     n_visible = int((positions + 1 - first).sum())
     n_read = _positions_read(step, positions, first)
-    kv_values = n_read * op.int_of("kv_heads") * widths
+    kv_values = n_read * layer.kv_heads * (layer.head_dim + layer.v_dim)
     return Work(
         int8_macs=n_visible * op.int_of("heads") * widths,
         kv_bytes=round(kv_values * kv_value_bytes),

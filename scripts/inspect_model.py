@@ -125,18 +125,23 @@ def experts_summary(file: GGUFFile, layers: Sequence[LayerConfig]) -> dict[str, 
 
 
 def attention_kind(layers: Iterable[LayerConfig]) -> str:
-    """MHA: as many key/value heads as query heads; MQA: one; GQA: in between (or a mixture)."""
+    """MHA: as many key/value heads as query heads; MQA: one; GQA: in between (or a mixture); MLA:
+    one, compressed, whose values are a part of it."""
     kinds = {
-        "MHA" if layer.kv_heads == layer.heads else "MQA" if layer.kv_heads == 1 else "GQA"
+        "MLA"
+        if layer.latent
+        else "MHA"
+        if layer.kv_heads == layer.heads
+        else "MQA"
+        if layer.kv_heads == 1
+        else "GQA"
         for layer in layers
     }
     return kinds.pop() if len(kinds) == 1 else "mixed"
 
 
 def kv_bytes_per_token(layers: Iterable[LayerConfig]) -> int:
-    return sum(
-        layer.kv_heads * (layer.head_dim + layer.value_dim) * KV_VALUE_BYTES for layer in layers
-    )
+    return sum(layer.kv_values * KV_VALUE_BYTES for layer in layers)
 
 
 def spread(values: Iterable[int]) -> int | list[int]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from martlet.quant.convert_latent import SourceLatent
 from martlet.quant.dense_keys import dense_keys
 from martlet.quant.errors import MartletError
 
@@ -29,8 +30,13 @@ class Shape:
     norm_eps: float
     is_tied: bool = True
     window: int = 0
-    experts: int = 0  # of every layer, each ffn_dim wide
+    experts: int = 0  # of every layer but the first n_dense
     used: int = 0
+    n_dense: int = 0
+    expert_dim: int = 0  # 0: as wide as a dense layer
+    shared: int = 0  # experts that every row meets
+    gating: int = 0  # as files number it; 0: they leave it unsaid
+    latent: SourceLatent | None = None  # sizes of compressed keys, instead of kv_heads, head_dim
 
     def metadata(self) -> dict[str, Any]:
         values: dict[str, Any] = {
@@ -46,43 +52,80 @@ class Shape:
             ),
             "rope.freq_base": self.rope_base,
             "vocab_size": self.vocab_size,
+            **(self.latent.metadata if self.latent else {}),
         }
         if self.window:
             values["attention.sliding_window"] = self.window
         if self.experts:
             values["expert_count"], values["expert_used_count"] = self.experts, self.used
-            values["expert_feed_forward_length"] = self.ffn_dim
+            values["expert_feed_forward_length"] = self.expert_dim or self.ffn_dim
+            values |= {
+                key: value
+                for key, value in (
+                    ("leading_dense_block_count", self.n_dense),
+                    ("expert_shared_count", self.shared),
+                    ("expert_gating_func", self.gating),
+                )
+                if value
+            }
         return {f"{self.arch}.{key}": value for key, value in values.items()}
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names with (rows, cols), of experts (experts, rows, cols), or (n,) for norms."""
         yield "token_embd.weight", (self.vocab_size, self.dim)
-        q_rows, kv_rows = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        layer: dict[str, tuple[int, ...]] = {
-            "attn_norm": (self.dim,),
-            "attn_q": (q_rows, self.dim),
-            "attn_k": (kv_rows, self.dim),
-            "attn_v": (kv_rows, self.dim),
-            "attn_output": (self.dim, q_rows),
-            "ffn_norm": (self.dim,),
-        }
-        suffix, stack = ("_exps", (self.experts,)) if self.experts else ("", ())
-        if self.experts:
-            layer["ffn_gate_inp"] = (self.experts, self.dim)
-        layer |= {
-            f"ffn_{part}{suffix}": (*stack, self.ffn_dim, self.dim) for part in ("gate", "up")
-        }
-        layer[f"ffn_down{suffix}"] = (*stack, self.dim, self.ffn_dim)
-        if self.arch in ("gemma3", "qwen3moe"):
-            layer |= {f"attn_{k}_norm": (self.head_dim,) for k in "qk"}
-        if self.arch == "gemma3":
-            layer |= {f"post_{k}_norm": (self.dim,) for k in ("attention", "ffw")}
         for n in range(self.n_layers):
+            layer = {**self._attention(), **self._feed_forward(n)}
             yield from ((f"blk.{n}.{stem}.weight", size) for stem, size in layer.items())
         yield "output_norm.weight", (self.dim,)
         if not self.is_tied:
             yield "output.weight", (self.vocab_size, self.dim)
 
+    def _attention(self) -> dict[str, tuple[int, ...]]:
+        layer: dict[str, tuple[int, ...]] = {"attn_norm": (self.dim,)}
+        if self.latent:
+            sizes = {"dim": self.dim, **self.latent.sizes()}
+            parts = self.latent.parts().items()
+            return layer | {
+                _LATENT_STEMS[name]: tuple(sizes[dim] for dim in dims) for name, dims in parts
+            }
+        q_rows, kv_rows = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        layer |= {
+            "attn_q": (q_rows, self.dim),
+            "attn_k": (kv_rows, self.dim),
+            "attn_v": (kv_rows, self.dim),
+            "attn_output": (self.dim, q_rows),
+        }
+        if self.arch in ("gemma3", "qwen3moe"):
+            layer |= {f"attn_{k}_norm": (self.head_dim,) for k in "qk"}
+        if self.arch == "gemma3":
+            layer |= {f"post_{k}_norm": (self.dim,) for k in ("attention", "ffw")}
+        return layer
+
+    def _feed_forward(self, n: int) -> dict[str, tuple[int, ...]]:
+        layer: dict[str, tuple[int, ...]] = {"ffn_norm": (self.dim,)}
+        if not self.experts or n < self.n_dense:
+            return layer | self._gated("", (), self.ffn_dim)
+        width = self.expert_dim or self.ffn_dim
+        layer["ffn_gate_inp"] = (self.experts, self.dim)
+        layer |= self._gated("_exps", (self.experts,), width)
+        return layer | (self._gated("_shexp", (), self.shared * width) if self.shared else {})
+
+    def _gated(self, suffix: str, stack: tuple[int, ...], width: int) -> dict[str, tuple[int, ...]]:
+        sides = {"gate": (width, self.dim), "up": (width, self.dim), "down": (self.dim, width)}
+        return {f"ffn_{part}{suffix}": (*stack, *shape) for part, shape in sides.items()}
+
+
+_LATENT_STEMS = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.k_b_proj": "attn_k_b",
+    "self_attn.v_b_proj": "attn_v_b",
+    "self_attn.o_proj": "attn_output",
+}
 
 # vocab_size, context, rope_base, norm_eps
 _LLAMA3 = (128256, 131072, 5e5, 1e-5)
@@ -90,6 +133,8 @@ _SMOLLM2 = (49152, 8192, 1e5, 1e-5)
 _QWEN3 = (151936, 40960, 1e6, 1e-6)
 _MIXTRAL = (32000, 32768, 1e6, 1e-5)
 _GEMMA3 = (262144, 32768, 1e6, 1e-6)
+_DEEPSEEK2 = (102400, 163840, 1e4, 1e-6)
+_GLM4_FLASH = (154880, 202752, 1e6, 1e-5)
 SHAPES: dict[str, Shape] = {
     shape.name: shape
     for shape in (  # dim, ffn_dim, n_layers, heads, kv_heads, head_dim
@@ -100,6 +145,26 @@ SHAPES: dict[str, Shape] = {
         Shape("qwen3-30b-a3b", "qwen3moe", 2048, 768, 48, 32, 4, 128, *_QWEN3, False, 0, 128, 8),
         Shape("mixtral-8x7b", "llama", 4096, 14336, 32, 32, 8, 128, *_MIXTRAL, False, 0, 8, 2),
         Shape("gemma3-270m", "gemma3", 640, 2048, 18, 4, 1, 256, *_GEMMA3, window=512),
+        Shape(
+            *("deepseek-v2-lite", "deepseek2", 2048, 10944, 27, 16, 1, 64, *_DEEPSEEK2, False),
+            experts=64,
+            used=6,
+            n_dense=1,
+            expert_dim=1408,
+            shared=2,
+            latent=SourceLatent(512, 0, 16, key_dim=128, n_rot=64, value_dim=128),
+            gating=1,
+        ),
+        Shape(
+            *("glm-4.7-flash", "deepseek2", 2048, 10240, 47, 20, 1, 64, *_GLM4_FLASH, False),
+            experts=64,
+            used=4,
+            n_dense=1,
+            expert_dim=1536,
+            shared=1,
+            latent=SourceLatent(512, 768, 20, key_dim=192, n_rot=64, value_dim=256),
+            gating=2,
+        ),
     )
 }
 

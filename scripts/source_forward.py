@@ -17,6 +17,7 @@ from martlet.quant.checkpoint import Checkpoint
 from martlet.quant.convert_config import Settings
 from martlet.quant.convert_family import HeadNorm
 from martlet.scripts.source_experts import experts_forward
+from martlet.scripts.source_latent import latent_attention
 from martlet.scripts.source_recurrent import LAYERS as RECURRENT
 from martlet.scripts.source_recurrent import falcon_scale, sigmoid
 
@@ -139,6 +140,10 @@ def _mixed(source: _Source, config: Mapping[str, Any], n: int, x: np.ndarray) ->
 def _attention(source: _Source, config: Mapping[str, Any], n: int, x: np.ndarray) -> np.ndarray:
     s, at = source.settings, f"layers.{n}."
     order = s.head_norm
+    if s.latent:
+        cos, sin = _rope_table(config, s, len(x), is_local=False)
+        rope = _rope_values(config)
+        return latent_attention(source, at, x, rope, lambda a: _rotated(a, cos, sin, pairs=True))
 
     def normed(q: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         q_name, k_name = s.family.head_norm_names

@@ -16,7 +16,7 @@ from ..plan import Plan
 from ..plan_builder import LowRank, PlanBuilder
 from ..rope import DIVISOR_TENSORS
 from ..weights import WeightSource, stored_name
-from . import dense, encoders, mamba2, recurrent
+from . import dense, encoders, latent, mamba2, recurrent
 from .blocks import HeadNorm, Recording
 
 Recorder = Callable[[Recording], None]
@@ -25,6 +25,7 @@ _GELU = Activation.GELU_TANH
 RECORDERS: dict[str, Recorder] = {
     "bert": encoders.bert,
     "cohere2": partial(dense.parallel, style=PAIR),
+    "deepseek2": latent.deepseek2,
     "ernie4_5": partial(dense.pre_norm, style=PAIR),
     "ernie4_5-moe": partial(dense.pre_norm, style=PAIR),
     "exaone4": partial(dense.post_norm, style=HALF, head_norm=HeadNorm.HEADS),

@@ -82,7 +82,7 @@ class Recording:
         q_norm, k_norm = self._head_norms(n, head_norm)
         p.rope_kv(
             qkv,
-            self._trig[layer.rope] if layer.rope else -1,
+            self.trig_of(n),
             kv_layer=kv_layer,
             heads=layer.heads,
             style=style,
@@ -102,6 +102,11 @@ class Recording:
             window=layer.window,
             both_ways=not c.is_causal,
         )
+
+    def trig_of(self, n: int) -> int:
+        """The buffer of cos and sin that layer n turns by, -1 where it does not."""
+        rope = self.config.layers[n].rope
+        return self._trig[rope] if rope else -1
 
     def gated_mlp(self, n: int, x: int, activation: Activation, *, add_to: int = -1) -> int:
         """down(activation(gate x) * up x) of layer n on normed rows x; without a tensor for the
@@ -290,11 +295,19 @@ class Recording:
         return self.linear(n, x, shapes, name="qkv")
 
     def linear(
-        self, n: int, x: int, shapes: dict[str, tuple[int, int]], *, name: str, add_to: int = -1
+        self,
+        n: int,
+        x: int,
+        shapes: dict[str, tuple[int, int]],
+        *,
+        name: str,
+        add_to: int = -1,
+        out_col: int = 0,
     ) -> int:
-        """Stacked projections of layer n by tensor stem; biases are loaded where present."""
+        """Stacked projections of layer n by tensor stem; biases are loaded where present. out_col:
+        columns left free before them."""
         p = self.plan
         weights = [p.weight(f"blk.{n}.{stem}.weight", *shape) for stem, shape in shapes.items()]
         biases = [p.optional(f"blk.{n}.{stem}.bias", shape[0]) for stem, shape in shapes.items()]
         how = {"precise": self._is_precise(n, name), "exact": name == "router"}
-        return p.linear(x, weights, biases=biases, name=name, add_to=add_to, **how)
+        return p.linear(x, weights, biases=biases, name=name, add_to=add_to, out_col=out_col, **how)

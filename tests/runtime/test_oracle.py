@@ -46,7 +46,7 @@ def test_every_executor_equals_transformers(name: str, executor: str) -> None:
     np.testing.assert_array_equal(one_by_one, whole)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "deepseek2"])
 def test_a_float16_cache_costs_little(name: str, executor: str) -> None:
     error = error_of(name, logits_of(name, executor, KvType.F16)[0])
     assert RELATIVE_ERROR < error < F16_CACHE_ERROR

@@ -61,7 +61,7 @@ def test_the_summary_adds_up(tiny_file: Path) -> None:
     json.dumps(summary)
 
 
-@pytest.mark.parametrize("name", ["lfm2", "qwen35", "granitehybrid", "falcon-h1"])
+@pytest.mark.parametrize("name", ["lfm2", "qwen35", "granitehybrid", "falcon-h1", "deepseek2"])
 def test_states_are_as_large_as_the_plan_has_them(name: str) -> None:
     with GGUFFile.open(gguf_of(name)) as file:
         model = summarize(file)["model"]
@@ -70,6 +70,7 @@ def test_states_are_as_large_as_the_plan_has_them(name: str) -> None:
         assert model["state_bytes"] == plan.state_bytes
         assert model["kv_bytes_per_token"] == plan.kv_bytes_per_token()
         assert model["attention_layers"] == len(plan.kv_layers)
+        assert (model["attention"] == "MLA") is (name == "deepseek2")
         assert model["recurrent_layers"] == sum(layer.is_recurrent for layer in config.layers)
 
 
