@@ -1,14 +1,16 @@
 """The bytes of plain floats and of the first-generation blocks (Q4_0 … Q8_0): decode and pack.
 
 Owns: the byte layout of these formats. Must not know: files, tensor shapes, the other formats.
-Decoders are called through the table in `formats.py` and map uint8 (n_blocks, nbytes) to float32
-(n_blocks, weights). Packers, called through the table in `grid.py`, are their inverse: float32 d
-and m (n_blocks,) of values that are halves, integers q uint8 (n_blocks, weights) as stored.
-Layouts: ggml's `ggml-common.h`. All numbers are little-endian, `d` and `m` are IEEE half floats
-of either sign.
+Readers are called through the table in `formats.py`: they map uint8 (n_blocks, nbytes) to Parts, or
+to float32 where a format is plain floats. Packers, called through the table in `grid.py`, are their
+inverse: float32 d and m (n_blocks,) of values that are halves, integers q uint8 (n_blocks, weights)
+as stored. Layouts: ggml's `ggml-common.h`. All numbers are little-endian, `d` and `m` are IEEE half
+floats of either sign.
 """
 
 import numpy as np
+
+from .parts import Parts
 
 
 def half(blocks: np.ndarray, start: int) -> np.ndarray:
@@ -64,9 +66,8 @@ def pack_bf16(values: np.ndarray) -> np.ndarray:
 
 # Q4_0, 32 weights in 18 bytes: w = d·(q - 8)
 #   | 0  d | 2  qs: 16 bytes, byte j = weight j (low nibble) and weight j+16 (high) |
-def decode_q4_0(blocks: np.ndarray) -> np.ndarray:
-    q = nibbles(blocks[:, 2:]).astype(np.int8) - np.int8(8)
-    return half(blocks, 0) * q.astype(np.float32)
+def parts_q4_0(blocks: np.ndarray) -> Parts:
+    return Parts(nibbles(blocks[:, 2:]).astype(np.int8) - np.int8(8), half(blocks, 0))
 
 
 def pack_q4_0(d: np.ndarray, q: np.ndarray) -> np.ndarray:
@@ -75,9 +76,8 @@ def pack_q4_0(d: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 # Q4_1, 32 weights in 20 bytes: w = d·q + m
 #   | 0  d | 2  m | 4  qs: 16 bytes, nibbles as in Q4_0 |
-def decode_q4_1(blocks: np.ndarray) -> np.ndarray:
-    q = nibbles(blocks[:, 4:])
-    return half(blocks, 0) * q.astype(np.float32) + half(blocks, 2)
+def parts_q4_1(blocks: np.ndarray) -> Parts:
+    return Parts(nibbles(blocks[:, 4:]).view(np.int8), half(blocks, 0), half(blocks, 2))
 
 
 def pack_q4_1(d: np.ndarray, m: np.ndarray, q: np.ndarray) -> np.ndarray:
@@ -95,9 +95,9 @@ def _fifth_bits(mask: np.ndarray) -> np.ndarray:
 
 # Q5_0, 32 weights in 22 bytes: w = d·(q - 16)
 #   | 0  d | 2  qh: 32 bits, bit j = fifth bit of weight j | 6  qs: 16 bytes, nibbles as in Q4_0 |
-def decode_q5_0(blocks: np.ndarray) -> np.ndarray:
+def parts_q5_0(blocks: np.ndarray) -> Parts:
     q = (nibbles(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])).astype(np.int8) - np.int8(16)
-    return half(blocks, 0) * q.astype(np.float32)
+    return Parts(q, half(blocks, 0))
 
 
 def pack_q5_0(d: np.ndarray, q: np.ndarray) -> np.ndarray:
@@ -106,9 +106,9 @@ def pack_q5_0(d: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 # Q5_1, 32 weights in 24 bytes: w = d·q + m
 #   | 0  d | 2  m | 4  qh: 32 bits as in Q5_0 | 8  qs: 16 bytes, nibbles as in Q4_0 |
-def decode_q5_1(blocks: np.ndarray) -> np.ndarray:
+def parts_q5_1(blocks: np.ndarray) -> Parts:
     q = nibbles(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8])
-    return half(blocks, 0) * q.astype(np.float32) + half(blocks, 2)
+    return Parts(q.view(np.int8), half(blocks, 0), half(blocks, 2))
 
 
 def pack_q5_1(d: np.ndarray, m: np.ndarray, q: np.ndarray) -> np.ndarray:
@@ -118,8 +118,8 @@ def pack_q5_1(d: np.ndarray, m: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 # Q8_0, 32 weights in 34 bytes: w = d·q
 #   | 0  d | 2  qs: 32 signed bytes |
-def decode_q8_0(blocks: np.ndarray) -> np.ndarray:
-    return half(blocks, 0) * blocks[:, 2:].view(np.int8).astype(np.float32)
+def parts_q8_0(blocks: np.ndarray) -> Parts:
+    return Parts(blocks[:, 2:].view(np.int8), half(blocks, 0))
 
 
 def pack_q8_0(d: np.ndarray, q: np.ndarray) -> np.ndarray:

@@ -39,10 +39,10 @@ from .numba_rowops import (
 )
 from .numba_state import gate_rows
 from .numba_weights import (
-    RECIPES,
     FloatMatrix,
     QuantizedMatrix,
     aligned,
+    form_of,
     pack_floats,
     pack_quantized,
 )
@@ -305,7 +305,7 @@ class Binder:
 
 def _form(format_name: str) -> object:
     """What weights must have in common to stand in one matrix."""
-    return "float" if format_name in FLOAT_FORMATS else RECIPES[format_name].form
+    return "float" if format_name in FLOAT_FORMATS else form_of(format_name)
 
 
 def _stacked_bias(parts: Sequence[tuple[PlanTensor, np.ndarray]]) -> np.ndarray:

@@ -1,8 +1,7 @@
 """Repacks weights of every format into the few forms that the numba kernels read.
 
-Owns: those forms and how a block format becomes one. Must not know: ops or kernels. No block
-layout is decoded here: a block with some bytes replaced, run through the format's own decoder,
-yields its codes, scales and offsets one at a time (weight = scale * (code - bias) + offset).
+Owns: those forms and how a block format becomes one. Must not know: ops, kernels or the layout of
+blocks, which their formats take apart (weight = scale * (code - bias) + offset).
 
     codes   [tile of 16 rows][block of 32][group of 4][16 rows][4] unsigned bytes; where 4 bits do,
             byte i of a block holds code i in its low and code i + 256 in its high nibble
@@ -16,6 +15,7 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +28,6 @@ LANES = 16  # rows of a tile: the lanes of a vector
 BLOCK = 32  # weights that share an activation scale
 _SLICE_WEIGHTS = 1 << 18  # repacked at a time, so that temporary arrays stay in the caches
 _CACHE_LINE = 64
-_HALF_ONE = (0x00, 0x3C)  # bytes of the half float 1.0
 
 
 class QuantizedMatrix(NamedTuple):
@@ -48,76 +47,49 @@ class FloatMatrix(NamedTuple):
     n_cols: int
 
 
-Fill = tuple[int, int, int]  # first byte, end, value
+# Formats whose codes fit four bits once this is added. All others become bytes.
+NIBBLE_BIAS = {"Q4_0": 8, "Q4_1": 0, "Q2_K": 0, "Q3_K": 8, "Q4_K": 0, "TQ1_0": 8, "TQ2_0": 8}
+BYTE_BIAS = 128
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """How to make a block show one of its parts."""
+class Form(NamedTuple):
+    """Weights of one form can stand in one matrix."""
 
     bias: int  # stored code = signed code + bias
     is_nibbles: bool
-    quants: tuple[Fill, ...]  # makes every signed code 1
-    d: int = 0  # place of the half float that scales the block
-    offset: int = -1  # place of the half float that scales the offsets
-    scales: tuple[Fill, ...] = ()  # makes every sub-scale 1
-    has_halves: bool = False
-
-    @property
-    def form(self) -> tuple[int, bool, bool, bool]:
-        """Weights of one form can stand in one matrix."""
-        return self.bias, self.is_nibbles, self.has_halves, self.offset >= 0
+    has_halves: bool  # a scale for every 16 weights
+    has_offset: bool
 
 
-RECIPES: dict[str, Recipe] = {
-    "Q4_0": Recipe(8, True, ((2, 18, 0x99),)),
-    "Q4_1": Recipe(0, True, ((4, 20, 0x11),), offset=2),
-    "Q5_0": Recipe(128, False, ((2, 6, 0xFF), (6, 22, 0x11))),
-    "Q5_1": Recipe(0, False, ((4, 8, 0x00), (8, 24, 0x11)), offset=2),
-    "Q8_0": Recipe(128, False, ((2, 34, 0x01),)),
-    "Q2_K": Recipe(
-        0, True, ((16, 80, 0x55),), d=80, offset=82, scales=((0, 16, 0x01),), has_halves=True
-    ),
-    "Q3_K": Recipe(
-        8,
-        True,
-        ((0, 32, 0xFF), (32, 96, 0x55)),
-        d=108,
-        scales=((96, 104, 0x11), (104, 108, 0xAA)),
-        has_halves=True,
-    ),
-    "Q4_K": Recipe(0, True, ((16, 144, 0x11),), offset=2, scales=((4, 16, 0x01),)),
-    "Q5_K": Recipe(0, False, ((16, 48, 0x00), (48, 176, 0x11)), offset=2, scales=((4, 16, 0x01),)),
-    "Q6_K": Recipe(
-        128,
-        False,
-        ((0, 128, 0x11), (128, 192, 0xAA)),
-        d=208,
-        scales=((192, 208, 0x01),),
-        has_halves=True,
-    ),
-    "IQ4_NL": Recipe(128, False, ((2, 18, 0x88),)),
-    "IQ4_XS": Recipe(128, False, ((8, 136, 0x88),), scales=((2, 4, 0xAA), (4, 8, 0x11))),
-}
+@cache
+def form_of(format_name: str) -> Form:
+    """Of a block format."""
+    fmt = FORMATS[format_name]
+    if fmt.parts is None:
+        raise ModelError(f"weights of format {format_name} are no blocks")
+    parts = fmt.parts(np.zeros((1, fmt.nbytes), np.uint8))
+    bias, is_nibbles = NIBBLE_BIAS.get(format_name, BYTE_BIAS), format_name in NIBBLE_BIAS
+    has_halves = fmt.block // parts.scale.shape[1] == LANES
+    return Form(bias, is_nibbles, has_halves, parts.offset is not None)
 
 
 def pack_quantized(names: Sequence[str], weights: WeightSource, n_threads: int) -> QuantizedMatrix:
     """The named weights, which share one form, as one matrix with their rows stacked."""
     sources = [_BlockRows.of(name, weights) for name in names]
-    recipe, n_cols = sources[0].recipe, sources[0].n_cols
+    form, n_cols = sources[0].form, sources[0].n_cols
     n_rows = sum(source.n_rows for source in sources)
-    n_tiles, n_blocks, n_scales = -(-n_rows // LANES), n_cols // BLOCK, 1 + recipe.has_halves
-    block_bytes = LANES * BLOCK // (1 + recipe.is_nibbles)
+    n_tiles, n_blocks, n_scales = -(-n_rows // LANES), n_cols // BLOCK, 1 + form.has_halves
+    block_bytes = LANES * BLOCK // (1 + form.is_nibbles)
     codes = aligned((n_tiles, n_blocks, block_bytes), np.uint8)
     scale = aligned((n_tiles, n_blocks, n_scales, LANES), np.float32)
-    offset = aligned(scale.shape if recipe.offset >= 0 else (0,), np.float32)
+    offset = aligned(scale.shape if form.has_offset else (0,), np.float32)
 
     def pack(start: int) -> None:
         stop = start + step
         rows = _stacked(sources, start * LANES, stop * LANES)
-        codes[start:stop] = _tile_codes(rows.codes, recipe.is_nibbles)
+        codes[start:stop] = _tile_codes(rows.codes, form.is_nibbles)
         scale[start:stop] = _tile_scales(rows.scale, n_blocks)
-        if recipe.offset >= 0:
+        if form.has_offset:
             offset[start:stop] = _tile_scales(rows.offset, n_blocks)
 
     step = max(1, _SLICE_WEIGHTS // (n_cols * LANES))
@@ -127,11 +99,11 @@ def pack_quantized(names: Sequence[str], weights: WeightSource, n_threads: int) 
         codes.reshape(-1),
         scale.reshape(-1),
         offset.reshape(-1),
-        recipe.bias,
+        form.bias,
         n_rows,
         n_cols,
-        recipe.is_nibbles,
-        recipe.has_halves,
+        form.is_nibbles,
+        form.has_halves,
     )
 
 
@@ -177,49 +149,44 @@ class _BlockRows:
 
     name: str
     format: Format
-    recipe: Recipe
+    form: Form
     blocks: np.ndarray  # (n_rows, blocks of a row, bytes of a block) uint8
     n_cols: int
 
     @classmethod
     def of(cls, name: str, weights: WeightSource) -> _BlockRows:
         fmt, shape = FORMATS[weights.format_name(name)], weights.shape(name)
-        if fmt.name not in RECIPES or shape is None:
-            raise ModelError(f"the numba executor cannot multiply {name!r} of format {fmt.name}")
+        if shape is None:
+            raise KeyError(name)
         blocks = np.asarray(weights.data(name)).reshape(math.prod(shape[:-1]), -1, fmt.nbytes)
-        return cls(name, fmt, RECIPES[fmt.name], blocks, shape[-1])
+        return cls(name, fmt, form_of(fmt.name), blocks, shape[-1])
 
     @property
     def n_rows(self) -> int:
         return len(self.blocks)
 
     def rows(self, start: int, stop: int) -> _Rows:
-        r, unit = self.recipe, LANES if self.recipe.has_halves else BLOCK
-        one, zero = _half_at(r.d, _HALF_ONE), _half_at(r.d, (0, 0))
-        no_offset = _half_at(r.offset, (0, 0)) if r.offset >= 0 else ()
         blocks = self.blocks[start:stop]
-        codes = self._decode(blocks, (*one, *no_offset, *r.scales)) + np.float32(r.bias)
-        scale = self._decode(blocks, (*no_offset, *r.quants))[:, ::unit]
-        offset = self._decode(blocks, zero)[:, ::unit] if r.offset >= 0 else scale[:, :0]
+        assert self.format.parts is not None  # as there is a form
+        with np.errstate(invalid="ignore", over="ignore"):  # damaged scales are refused below
+            parts = self.format.parts(blocks.reshape(-1, self.format.nbytes))
+        unit = LANES if self.form.has_halves else BLOCK
+        scale = self._of_rows(parts.scale, len(blocks), unit)
+        offset = scale[:, :0]
         is_bad = ~np.isfinite(scale)
-        if r.offset >= 0:
+        if parts.offset is not None:
+            offset = self._of_rows(parts.offset, len(blocks), unit)
             is_bad |= ~np.isfinite(offset)
         if is_bad.any():
             row, at = np.argwhere(is_bad)[0]
             raise not_finite(self.name, (start + row, at * unit))
-        return _Rows(codes.astype(np.uint8), scale, offset)
+        codes = (parts.codes + np.int16(self.form.bias)).astype(np.uint8)
+        return _Rows(codes.reshape(len(blocks), -1), scale, offset)
 
-    def _decode(self, blocks: np.ndarray, fills: Sequence[Fill]) -> np.ndarray:
-        changed = blocks.copy()
-        for start, end, value in fills:
-            changed[:, :, start:end] = value
-        with np.errstate(invalid="ignore", over="ignore"):  # damaged scales are refused by rows()
-            values = self.format.decode(changed.reshape(-1, self.format.nbytes))
-        return values.reshape(len(blocks), -1)
-
-
-def _half_at(at: int, value: tuple[int, int]) -> tuple[Fill, Fill]:
-    return (at, at + 1, value[0]), (at + 1, at + 2, value[1])
+    def _of_rows(self, values: np.ndarray, n_rows: int, unit: int) -> np.ndarray:
+        """Values of blocks as values of every `unit` weights of the rows."""
+        repeats = self.format.block // values.shape[1] // unit
+        return np.repeat(values, repeats, axis=1).reshape(n_rows, -1)
 
 
 def _stacked(sources: Sequence[_BlockRows], start: int, stop: int) -> _Rows:

@@ -5,28 +5,32 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from martlet.quant.blocks_fp4 import E8M0_NAN
 from martlet.quant.errors import FileFormatError
 from martlet.quant.formats import FORMATS, FORMATS_BY_ID, SLICE_WEIGHTS, Format, dequantize
-
-# Byte offsets of the half floats in a block; they are kept finite in random data.
-HALF_OFFSETS = {
-    "F32": (), "F16": (0,), "BF16": (), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,),
-    "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2),
-    "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,),
-}  # fmt: skip
+from martlet.quant.random_blocks import SCALES
 
 EACH_FORMAT = pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS)
 
 
 def random_blocks(fmt: Format, n_blocks: int, seed: int) -> np.ndarray:
-    """Random bytes (n_blocks, nbytes) whose half floats are any finite value, either sign."""
+    """Random bytes (n_blocks, nbytes) whose scales are any finite value, of either sign."""
     rng = np.random.default_rng(seed)
     blocks = rng.integers(0, 256, (n_blocks, fmt.nbytes), dtype=np.uint8)
-    for at in HALF_OFFSETS[fmt.name]:
-        halves = rng.integers(0, 0x7C00, n_blocks, dtype=np.uint16)
-        halves |= rng.integers(0, 2, n_blocks, dtype=np.uint16) << 15
-        blocks[:, at : at + 2] = halves.astype("<u2").view(np.uint8).reshape(n_blocks, 2)
+    if fmt.name == "F16":
+        blocks[:, :] = random_halves(rng, n_blocks).view(np.uint8).reshape(n_blocks, 2)
+    elif fmt.name == "MXFP4":
+        blocks[:, 0] %= 251  # beyond, the largest values are infinite
+    elif fmt.block > 1:
+        offset_factor = float(rng.uniform(-2, 2))
+        SCALES[fmt.name].write(blocks, random_halves(rng, n_blocks) / 2, offset_factor)
     return blocks
+
+
+def random_halves(rng: np.random.Generator, n: int) -> np.ndarray:
+    halves = rng.integers(0, 0x7C00, n, dtype=np.uint16)
+    halves |= rng.integers(0, 2, n, dtype=np.uint16) << 15
+    return halves.view("<f2")
 
 
 def oracle(blocks: np.ndarray, fmt: Format) -> np.ndarray:
@@ -66,8 +70,8 @@ def test_decoding_is_bit_exact_on_random_bytes(fmt: Format, n_blocks: int, seed:
 def test_every_byte_of_a_block_matters(fmt: Format) -> None:
     """A byte that changes nothing would mean a field read from the wrong place."""
     blocks = random_blocks(fmt, 1, seed=5)
-    for at in HALF_OFFSETS[fmt.name]:
-        blocks[:, at : at + 2] = (0, 0x3C)  # 1.0
+    if fmt.block > 1:
+        SCALES[fmt.name].write(blocks, np.ones(1), 1.0)
     before = fmt.decode(blocks)
     for byte in range(fmt.nbytes):
         changed = blocks.copy()
@@ -101,6 +105,14 @@ def test_q6_k_by_hand() -> None:
     block[0, 0], block[0, 128] = 0x07, 0b01  # weight 0: q = 7 + 16·1 = 23
     block[0, 192], block[0, 208:] = 0xFE, (0x00, 0x38)  # s = -2, d = 0.5
     assert FORMATS["Q6_K"].decode(block)[0, 0] == 0.5 * -2 * (23 - 32)
+
+
+def test_mxfp4_by_hand() -> None:
+    block = np.frombuffer(bytes([128, 0xD7] + [0] * 15), np.uint8)  # scale 2
+    weights = dequantize(block, FORMATS["MXFP4"], (32,))
+    assert (weights[0], weights[16]) == (2 * 6.0, 2 * -3.0)
+    nan = np.frombuffer(bytes([E8M0_NAN] + [0x11] * 16), np.uint8)
+    assert np.isnan(dequantize(nan, FORMATS["MXFP4"], (32,))).all()
 
 
 def test_an_infinite_scale_passes_through_without_a_warning() -> None:

@@ -5,12 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from martlet.quant.formats import FORMATS
 from martlet.runtime.executors import numba_dot4, numba_llvm, numba_vectors
 from martlet.runtime.executors.numba_math import Q8Views, exp
 from martlet.runtime.executors.numba_rowops import embed_quantized, quantize_rows
 from martlet.runtime.executors.numba_vectors import F32X16, I32X16, intrinsic, load, pointer, store
-from martlet.runtime.executors.numba_weights import RECIPES, pack_quantized
+from martlet.runtime.executors.numba_weights import pack_quantized
 from martlet.runtime.executors.reference_math import quantize_q8
 from martlet.runtime.ops import q8_row_bytes
 from martlet.runtime.weights import StoredWeights
@@ -21,10 +20,6 @@ from .tiny import BLOCK_FORMATS, random_tensor
 
 HOST = cpu_target.target_context
 EXP_TOLERANCE = 2.5e-7  # two units in the last place of float32
-
-
-def test_every_block_format_has_a_recipe() -> None:
-    assert set(RECIPES) == {name for name, fmt in FORMATS.items() if fmt.block > 1}
 
 
 @pytest.mark.parametrize("fmt", BLOCK_FORMATS)
