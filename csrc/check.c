@@ -45,7 +45,7 @@ static int check_tensor(const mt_tensor *t) {
     if (t->rows > MAX_TENSOR_ROWS || t->cols > MAX_WIDTH) return 0;
     if (t->format == MT_F64) return t->rows == 1 && t->n_bytes == t->cols * 8;
     const mt_layout *f = mt_layout_of(t->format);
-    return f && t->cols % f->raw_block == 0 &&
+    return f && t->cols % f->raw_block == 0 && (t->codebook || !mt_has_codebook(f)) &&
            t->n_bytes == t->rows * (t->cols / f->raw_block) * f->raw_bytes;
 }
 

@@ -14,7 +14,8 @@
  *     H1    1 vector a half: bit g belongs to columns 4 g..4 g + 3
  *     P2    2 vectors a half: vector p holds column groups 4 p..4 p + 3, two bits each
  *     B8    8 vectors a half: whole bytes
- *   scales = legacy: d f16[32] (| m f16[32]);  K: s u8/i8[n_sub][32] (| m u8[n_sub][32])
+ *   scales = legacy: d f16[32] (| m f16[32]);  K: s u8/i8[n_sub][32] (| m u8[n_sub][32]);
+ *            exponents: e u8[32]
  *
  * Float weights (F32, F16, BF16) have tiles of [column][32 rows].
  */
@@ -38,25 +39,56 @@ enum mt_codes {
     MT_CODES_FLOAT
 };
 
-/* Where a weight's value comes from: w = d * (code - bias), w = d * code + m,
- * w = d * s * (code - bias), w = d * s * code - dmin * m. */
-enum mt_scales { MT_SCALES_D, MT_SCALES_DM, MT_SCALES_S, MT_SCALES_SM, MT_SCALES_NONE };
+/* What a code stands for: itself, or a value of a table. Every value has the bias added. */
+enum mt_table {
+    MT_TABLE_NONE,
+    MT_TABLE_IQ4,
+    MT_TABLE_FP4,
+    MT_TABLE_IQ1, /* bits 0 and 1: the value's index; the top bit in use is the sign of a delta */
+    MT_TABLE_IQ2, /* the same of a magnitude, and its sign */
+    MT_TABLE_IQ3_XXS,
+    MT_TABLE_IQ3_S,
+    MT_N_TABLES
+};
 
-/* Every block format: name, ggml id, codes, scales, n_sub, bias, is_signed_s, is_lookup, raw_block,
- * raw_bytes. Adding a format is a row here and a case in pack.c. */
+/* Where a weight's value comes from, c being the code or its value in the table: d * (c - bias),
+ * d * c + m, d * unit * s * (c - bias), d * s * c - dmin * m, 2^(e - 127) * (c - bias),
+ * d * (c - bias). The d of D and DM belongs to a block, that of S, SM and SUPER to eight. */
+enum mt_scales {
+    MT_SCALES_D,
+    MT_SCALES_DM,
+    MT_SCALES_S,
+    MT_SCALES_SM,
+    MT_SCALES_E,
+    MT_SCALES_SUPER,
+    MT_SCALES_NONE
+};
+
+/* Every block format: name, ggml id, codes, table, scales, n_sub, bias, is_signed_s, unit, raw_block,
+ * raw_bytes. Adding a format is a row here and a case in raw_block.c. */
 #define MT_BLOCK_LAYOUTS(X)                                                                        \
-    X(q4_0, MT_Q4_0, MT_CODES_N4, MT_SCALES_D, 1, 8, 0, 0, 32, 18)                                 \
-    X(q4_1, MT_Q4_1, MT_CODES_N4, MT_SCALES_DM, 1, 0, 0, 0, 32, 20)                                \
-    X(q5_0, MT_Q5_0, MT_CODES_N4H1, MT_SCALES_D, 1, 16, 0, 0, 32, 22)                              \
-    X(q5_1, MT_Q5_1, MT_CODES_N4H1, MT_SCALES_DM, 1, 0, 0, 0, 32, 24)                              \
-    X(q8_0, MT_Q8_0, MT_CODES_B8, MT_SCALES_D, 1, 128, 0, 0, 32, 34)                               \
-    X(iq4_nl, MT_IQ4_NL, MT_CODES_N4, MT_SCALES_D, 1, 128, 0, 1, 32, 18)                           \
-    X(iq4_xs, MT_IQ4_XS, MT_CODES_N4, MT_SCALES_S, 1, 128, 1, 1, 256, 136)                         \
-    X(q2_k, MT_Q2_K, MT_CODES_P2, MT_SCALES_SM, 2, 0, 0, 0, 256, 84)                               \
-    X(q3_k, MT_Q3_K, MT_CODES_P2H1, MT_SCALES_S, 2, 4, 1, 0, 256, 110)                             \
-    X(q4_k, MT_Q4_K, MT_CODES_N4, MT_SCALES_SM, 1, 0, 0, 0, 256, 144)                              \
-    X(q5_k, MT_Q5_K, MT_CODES_N4H1, MT_SCALES_SM, 1, 0, 0, 0, 256, 176)                            \
-    X(q6_k, MT_Q6_K, MT_CODES_N4P2, MT_SCALES_S, 2, 32, 1, 0, 256, 210)
+    X(q4_0, MT_Q4_0, MT_CODES_N4, MT_TABLE_NONE, MT_SCALES_D, 1, 8, 0, 1, 32, 18)                  \
+    X(q4_1, MT_Q4_1, MT_CODES_N4, MT_TABLE_NONE, MT_SCALES_DM, 1, 0, 0, 1, 32, 20)                 \
+    X(q5_0, MT_Q5_0, MT_CODES_N4H1, MT_TABLE_NONE, MT_SCALES_D, 1, 16, 0, 1, 32, 22)               \
+    X(q5_1, MT_Q5_1, MT_CODES_N4H1, MT_TABLE_NONE, MT_SCALES_DM, 1, 0, 0, 1, 32, 24)               \
+    X(q8_0, MT_Q8_0, MT_CODES_B8, MT_TABLE_NONE, MT_SCALES_D, 1, 128, 0, 1, 32, 34)                \
+    X(iq4_nl, MT_IQ4_NL, MT_CODES_N4, MT_TABLE_IQ4, MT_SCALES_D, 1, 128, 0, 1, 32, 18)             \
+    X(iq4_xs, MT_IQ4_XS, MT_CODES_N4, MT_TABLE_IQ4, MT_SCALES_S, 1, 128, 1, 1, 256, 136)           \
+    X(q2_k, MT_Q2_K, MT_CODES_P2, MT_TABLE_NONE, MT_SCALES_SM, 2, 0, 0, 1, 256, 84)                \
+    X(q3_k, MT_Q3_K, MT_CODES_P2H1, MT_TABLE_NONE, MT_SCALES_S, 2, 4, 1, 1, 256, 110)              \
+    X(q4_k, MT_Q4_K, MT_CODES_N4, MT_TABLE_NONE, MT_SCALES_SM, 1, 0, 0, 1, 256, 144)               \
+    X(q5_k, MT_Q5_K, MT_CODES_N4H1, MT_TABLE_NONE, MT_SCALES_SM, 1, 0, 0, 1, 256, 176)             \
+    X(q6_k, MT_Q6_K, MT_CODES_N4P2, MT_TABLE_NONE, MT_SCALES_S, 2, 32, 1, 1, 256, 210)             \
+    X(mxfp4, MT_MXFP4, MT_CODES_N4, MT_TABLE_FP4, MT_SCALES_E, 1, 16, 0, 1, 32, 17)                \
+    X(tq1_0, MT_TQ1_0, MT_CODES_P2, MT_TABLE_NONE, MT_SCALES_SUPER, 1, 1, 0, 1, 256, 54)           \
+    X(tq2_0, MT_TQ2_0, MT_CODES_P2, MT_TABLE_NONE, MT_SCALES_SUPER, 1, 1, 0, 1, 256, 66)           \
+    X(iq1_s, MT_IQ1_S, MT_CODES_P2H1, MT_TABLE_IQ1, MT_SCALES_S, 1, 16, 0, 0.125f, 256, 50)        \
+    X(iq1_m, MT_IQ1_M, MT_CODES_P2H1, MT_TABLE_IQ1, MT_SCALES_S, 2, 16, 0, 0.125f, 256, 56)        \
+    X(iq2_xxs, MT_IQ2_XXS, MT_CODES_P2H1, MT_TABLE_IQ2, MT_SCALES_S, 1, 64, 0, 0.125f, 256, 66)    \
+    X(iq2_xs, MT_IQ2_XS, MT_CODES_P2H1, MT_TABLE_IQ2, MT_SCALES_S, 2, 64, 0, 0.125f, 256, 74)      \
+    X(iq2_s, MT_IQ2_S, MT_CODES_P2H1, MT_TABLE_IQ2, MT_SCALES_S, 2, 64, 0, 0.125f, 256, 82)        \
+    X(iq3_xxs, MT_IQ3_XXS, MT_CODES_N4, MT_TABLE_IQ3_XXS, MT_SCALES_S, 1, 64, 0, 0.25f, 256, 98)   \
+    X(iq3_s, MT_IQ3_S, MT_CODES_N4, MT_TABLE_IQ3_S, MT_SCALES_S, 1, 16, 0, 1, 256, 110)
 
 /* Place of each block format in the tables made from the list. */
 enum mt_layout_index {
@@ -70,19 +102,20 @@ typedef struct mt_layout {
     int32_t index; /* mt_layout_index; -1 for floats */
     int32_t format;
     int32_t codes;       /* mt_codes */
+    int32_t table;       /* mt_table */
     int32_t scales;      /* mt_scales */
     int32_t n_sub;       /* scales per block of 32: 1, or 2 (one per 16 columns) */
-    int32_t bias;        /* subtracted from every code: 0, 4, 8, 16, 32 or 128 */
+    int32_t bias;        /* subtracted from every code: 0, or a power of two up to 128 */
     int32_t is_signed_s; /* the 8-bit scales are signed */
-    int32_t is_lookup;   /* codes index the IQ4 value table */
+    float unit;          /* of the 8-bit scales */
     int32_t raw_block;   /* weights of one block in the file */
     int32_t raw_bytes;   /* its bytes */
 } mt_layout;
 
 /* NULL for a format without kernels. */
 const mt_layout *mt_layout_of(int32_t format);
-/* IQ4 values + 128, indexed by code. */
-extern const uint8_t mt_iq4_values[16];
+/* Of each mt_table, by code: the value and the bias. */
+extern const uint8_t mt_values[MT_N_TABLES][16];
 
 static inline size_t mt_code_bytes(int codes) {
     static const uint16_t bytes[] = {512, 512 + 128, 512 + 256, 1024, 256, 256 + 128, 0};
@@ -91,21 +124,27 @@ static inline size_t mt_code_bytes(int codes) {
 static inline int mt_has_min(const mt_layout *f) {
     return f->scales == MT_SCALES_DM || f->scales == MT_SCALES_SM;
 }
+/* Codes in the file stand for vectors. */
+static inline int mt_has_codebook(const mt_layout *f) { return f->table >= MT_TABLE_IQ1; }
 /* The largest code, as products see it. */
 static inline int mt_most_code(const mt_layout *f) {
     static const uint8_t most[] = {15, 31, 63, 255, 3, 7, 0};
-    return f->is_lookup ? 255 : most[f->codes];
+    static const uint8_t most_value[MT_N_TABLES] = {0, 255, 31, 31, 127, 127, 31};
+    return f->table ? most_value[f->table] : most[f->codes];
 }
-static inline int mt_is_super(const mt_layout *f) {
-    return f->scales == MT_SCALES_S || f->scales == MT_SCALES_SM;
-}
+/* Eight blocks stand behind one header. */
+static inline int mt_is_super(const mt_layout *f) { return f->raw_block == MT_SUPER; }
 static inline int mt_float_bytes(int32_t format) { return format == 0 ? 4 : 2; }
 static inline size_t mt_header_bytes(const mt_layout *f) {
-    return f->scales == MT_SCALES_SM ? 128 : f->scales == MT_SCALES_S ? 64 : 0;
+    return mt_is_super(f) ? (mt_has_min(f) ? 128 : 64) : 0;
+}
+static inline size_t mt_scale_bytes(const mt_layout *f) {
+    const size_t n_sub = (size_t)f->n_sub;
+    const size_t bytes[] = {64, 128, 32 * n_sub, 64 * n_sub, 32, 0, 0};
+    return bytes[f->scales];
 }
 static inline size_t mt_block_bytes(const mt_layout *f) {
-    size_t scale = mt_is_super(f) ? 32 * (size_t)f->n_sub : 64;
-    return mt_code_bytes(f->codes) + scale * (mt_has_min(f) ? 2 : 1);
+    return mt_code_bytes(f->codes) + mt_scale_bytes(f);
 }
 /* Bytes of one tile of 32 rows x cols. */
 static inline size_t mt_tile_bytes(const mt_layout *f, int64_t cols) {

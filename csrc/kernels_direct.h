@@ -5,13 +5,20 @@ ALWAYS void load_scales(const mt_layout *f, const uint8_t *scale, const uint8_t 
     const int at = half * 16;
     const uint16_t *legacy = (const uint16_t *)(const void *)scale;
     const uint16_t *d = (const uint16_t *)(const void *)header;
+    if (f->scales == MT_SCALES_E) {
+        *dw = *mw = vf_load_exponents(scale + at);
+        return;
+    }
     if (!mt_is_super(f)) {
         *dw = vf_load_f16(legacy + at);
         *mw = f->scales == MT_SCALES_DM ? vf_load_f16(legacy + 32 + at) : *dw;
         return;
     }
     const uint8_t *s = scale + sub * 32 + at;
-    *dw = vf_mul(vf_load_f16(d + at), f->is_signed_s ? vf_load_i8(s) : vf_load_u8(s));
+    *dw = vf_load_f16(d + at);
+    if (f->unit != 1.0f) *dw = vf_mul(*dw, vf_set1(f->unit));
+    if (f->scales != MT_SCALES_SUPER)
+        *dw = vf_mul(*dw, f->is_signed_s ? vf_load_i8(s) : vf_load_u8(s));
     *mw = *dw;
     if (f->scales == MT_SCALES_SM) {
         vf m = vf_mul(vf_load_f16(d + 32 + at), vf_load_u8(s + f->n_sub * 32));
@@ -57,7 +64,7 @@ ALWAYS void direct_tile(const mt_layout *f, int cols, int halves, int first_half
                     const int at = (sub * halves + h) * 8 / f->n_sub + g - sub * 4;
                     if (is_first) fetch_share(block + AHEAD, block_bytes, at, 8 * halves);
                     vb w = load_codes(f->codes, block, half, g);
-                    if (f->is_lookup) w = vb_lookup16(w, mt_iq4_values);
+                    if (f->table) w = vb_lookup16(w, mt_values[f->table]);
                     UNROLL(6)
                     for (int c = 0; c < cols; c++)
                         dot_group(&dot[c], &pairs[c], w, x[c][b].q + g * 4, g - sub * 4,

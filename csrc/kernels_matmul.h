@@ -5,7 +5,7 @@
 /* -bias * sum(q), from -8 * sum(q); wraps around where a hostile plan points at other bytes. */
 ALWAYS int32_t biased_start(int32_t n8, int bias) {
     if (bias == 0) return 0;
-    return bias == 4 ? n8 / 2 : (int32_t)((uint32_t)n8 * (uint32_t)(bias / 8));
+    return bias < 8 ? n8 / (8 / bias) : (int32_t)((uint32_t)n8 * (uint32_t)(bias / 8));
 }
 
 /* The same in every lane. */
@@ -14,7 +14,8 @@ ALWAYS vi vi_start(int32_t n8, int bias) {
     return vi_set1(biased_start(n8, bias));
 #else /* a broadcast is a load, and the lanes are cheaper to shift than a general register */
     if (bias == 0 || bias == 128) return vi_set1(0);
-    return vi_shift(vi_set1(n8), bias == 4 ? -1 : __builtin_ctz((unsigned)bias / 8));
+    return vi_shift(vi_set1(n8), bias < 8 ? -__builtin_ctz(8u / (unsigned)bias)
+                                          : __builtin_ctz((unsigned)bias / 8));
 #endif
 }
 
@@ -114,9 +115,11 @@ typedef void mm_tile_fn(const mt_unpacked *, int, const mt_q8_block *, size_t, i
 /* One function per (bias class, columns): name, n_sub, has_min, bias, largest code. */
 #define MM_CLASSES_1(X)                                                                            \
     X(b0m, 1, 1, 0, 15) X(b0m5, 1, 1, 0, 31)                                                       \
-    X(b8, 1, 0, 8, 15) X(b16, 1, 0, 16, 31) X(b128, 1, 0, 128, 255)
+    X(b8, 1, 0, 8, 15) X(b16, 1, 0, 16, 31) X(b128, 1, 0, 128, 255)                                \
+    X(b64, 1, 0, 64, 127) X(b1, 1, 0, 1, 3)
 #define MM_CLASSES(X)                                                                              \
-    MM_CLASSES_1(X) X(b32s, 2, 0, 32, 63) X(b4s, 2, 0, 4, 7) X(b0ms, 2, 1, 0, 3)
+    MM_CLASSES_1(X) X(b32s, 2, 0, 32, 63) X(b4s, 2, 0, 4, 7) X(b0ms, 2, 1, 0, 3)           \
+    X(b16s, 2, 0, 16, 31) X(b64s, 2, 0, 64, 127)
 #define MM_FUNCTION(name, cols, n_sub, has_min, bias, most)                                        \
     static void mm_##name##_##cols(const mt_unpacked *w, int n_blocks, const mt_q8_block *x,       \
                                    size_t x_stride, int is_first, mm_ahead ahead, float *acc) {    \

@@ -23,12 +23,12 @@ ALWAYS vb load_codes(int kind, const uint8_t *codes, int half, int g) {
     return low;
 }
 
-ALWAYS void unpack_codes(int kind, int is_lookup, const uint8_t *block, uint8_t *out) {
+ALWAYS void unpack_codes(int kind, const uint8_t *values, const uint8_t *block, uint8_t *out) {
     for (int half = 0; half < 2; half++) {
         UNROLL(8)
         for (int g = 0; g < 8; g++) {
             vb v = load_codes(kind, block, half, g);
-            if (is_lookup) v = vb_lookup16(v, mt_iq4_values);
+            if (values) v = vb_lookup16(v, values);
             vb_store(out + half * 512 + g * 64, v);
         }
     }
@@ -45,7 +45,13 @@ ALWAYS void unpack_scales(const mt_layout *f, const uint8_t *scale, const uint8_
             if (f->scales == MT_SCALES_DM) vf_store(mins + at, vf_load_f16(legacy + 32 + at));
             continue;
         }
-        const vf super_d = vf_load_f16(d + at);
+        if (f->scales == MT_SCALES_E) {
+            vf_store(scales + at, vf_load_exponents(scale + at));
+            continue;
+        }
+        const vf super_d = vf_mul(vf_load_f16(d + at), vf_set1(f->unit));
+        if (f->scales == MT_SCALES_SUPER) vf_store(scales + at, super_d);
+        if (f->scales == MT_SCALES_SUPER) continue;
         for (int sub = 0; sub < f->n_sub; sub++) {
             const uint8_t *s = scale + sub * 32 + at;
             vf_store(scales + sub * 32 + at,
@@ -78,10 +84,10 @@ ALWAYS void fetch_some(mm_ahead *a) {
     for (; a->at < stop; a->at += 64) __builtin_prefetch(a->at, 0, 2);
 }
 
-#define UNPACK_CASE(kind, lookup)                                                                  \
+#define UNPACK_CASE(kind, values)                                                                  \
     for (int i = 0; i < n_blocks; i++) {                                                           \
         fetch_some(&meanwhile);                                                                    \
-        unpack_codes(kind, lookup, tile + mt_block_offset(f, b + i), codes + (size_t)i * 1024);    \
+        unpack_codes(kind, values, tile + mt_block_offset(f, b + i), codes + (size_t)i * 1024);    \
     }                                                                                              \
     break
 
@@ -90,19 +96,24 @@ static void unpack(const mt_layout *f, const uint8_t *tile, int64_t b, int n_blo
                    const uint8_t *ahead, size_t ahead_bytes, mt_unpacked *out) {
     mm_ahead meanwhile = share_of(ahead, ahead_bytes, 0, 1, n_blocks);
     const int is_bytes = f->codes == MT_CODES_B8;
+    const uint8_t *values = mt_values[f->table];
     uint8_t *codes = out->buffer;
     out->codes = is_bytes ? tile + mt_block_offset(f, b) : codes;
     out->code_stride = is_bytes ? mt_block_bytes(f) : 1024;
     switch (f->codes) {
     case MT_CODES_N4:
-        if (f->is_lookup) {
-            UNPACK_CASE(MT_CODES_N4, 1);
+        if (f->table) {
+            UNPACK_CASE(MT_CODES_N4, values);
         }
-        UNPACK_CASE(MT_CODES_N4, 0);
-    case MT_CODES_N4H1: UNPACK_CASE(MT_CODES_N4H1, 0);
-    case MT_CODES_N4P2: UNPACK_CASE(MT_CODES_N4P2, 0);
-    case MT_CODES_P2: UNPACK_CASE(MT_CODES_P2, 0);
-    case MT_CODES_P2H1: UNPACK_CASE(MT_CODES_P2H1, 0);
+        UNPACK_CASE(MT_CODES_N4, NULL);
+    case MT_CODES_N4H1: UNPACK_CASE(MT_CODES_N4H1, NULL);
+    case MT_CODES_N4P2: UNPACK_CASE(MT_CODES_N4P2, NULL);
+    case MT_CODES_P2: UNPACK_CASE(MT_CODES_P2, NULL);
+    case MT_CODES_P2H1:
+        if (f->table) {
+            UNPACK_CASE(MT_CODES_P2H1, values);
+        }
+        UNPACK_CASE(MT_CODES_P2H1, NULL);
     default: break;
     }
     const size_t code_bytes = mt_code_bytes(f->codes);

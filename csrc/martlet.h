@@ -37,10 +37,20 @@ enum mt_format {
     MT_Q4_K = 12,
     MT_Q5_K = 13,
     MT_Q6_K = 14,
+    MT_IQ2_XXS = 16,
+    MT_IQ2_XS = 17,
+    MT_IQ3_XXS = 18,
+    MT_IQ1_S = 19,
     MT_IQ4_NL = 20,
+    MT_IQ3_S = 21,
+    MT_IQ2_S = 22,
     MT_IQ4_XS = 23,
     MT_F64 = 28, /* tables computed at load (rope frequencies), never a matmul operand */
-    MT_BF16 = 30
+    MT_IQ1_M = 29,
+    MT_BF16 = 30,
+    MT_TQ1_0 = 34,
+    MT_TQ2_0 = 35,
+    MT_MXFP4 = 39
 };
 
 enum mt_op_kind {
@@ -136,6 +146,7 @@ typedef struct mt_tensor {
     int64_t cols;
     int64_t n_bytes;
     const void *data;
+    const uint16_t *codebook; /* of IQ1, IQ2 and IQ3: quant/codebooks.py */
 } mt_tensor;
 
 typedef struct mt_kv_layer {

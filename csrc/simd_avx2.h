@@ -156,6 +156,13 @@ static inline __m256 mt_load_i8(const uint8_t *p) {
 }
 static inline vf vf_load_u8(const uint8_t *p) { return VF2(mt_load_u8(p), mt_load_u8(p + 8)); }
 static inline vf vf_load_i8(const uint8_t *p) { return VF2(mt_load_i8(p), mt_load_i8(p + 8)); }
+static inline __m256 mt_load_exponents(const uint8_t *p) {
+    const __m256i e = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(e, 23));
+}
+static inline vf vf_load_exponents(const uint8_t *p) {
+    return VF2(mt_load_exponents(p), mt_load_exponents(p + 8));
+}
 /* The same folding as simd_scalar.h: 8+8, 4+4, 2+2, 1+1. */
 static inline float vf_hsum(vf x) {
     __m256 h = _mm256_add_ps(x.a, x.b);

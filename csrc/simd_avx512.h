@@ -99,6 +99,10 @@ static inline vf vf_load_u8(const uint8_t *p) {
 static inline vf vf_load_i8(const uint8_t *p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
+static inline vf vf_load_exponents(const uint8_t *p) {
+    const __m512i e = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(e, 23));
+}
 /* The same folding as simd_scalar.h: 8+8, 4+4, 2+2, 1+1. */
 static inline float vf_hsum(vf a) {
     __m256 h = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));

@@ -200,6 +200,15 @@ static inline vf vf_load_i8(const uint8_t *p) {
     LANES r.v[l] = (float)(int8_t)p[l];
     return r;
 }
+/* Powers of two from the exponents of their floats; 0 from 0. */
+static inline vf vf_load_exponents(const uint8_t *p) {
+    vf r;
+    LANES {
+        const uint32_t bits = (uint32_t)p[l] << 23;
+        memcpy(&r.v[l], &bits, 4);
+    }
+    return r;
+}
 /* Sum and maximum of the lanes, folding halves: 8+8, 4+4, 2+2, 1+1. */
 static inline float vf_hsum(vf a) {
     for (int n = 8; n; n /= 2)

@@ -26,7 +26,7 @@ static int64_t pack_part(const pack_job *job, int32_t t, int64_t first, int64_t 
     const mt_tensor *from = &job->tensors[t];
     int64_t i = first;
     *bad = (mt_bad_value){.tensor = t};
-    while (i < stop && mt_pack_tile(w->layout, from->data, w->rows, w->cols, i,
+    while (i < stop && mt_pack_tile(w->layout, from, i,
                                     w->packed + (size_t)i * mt_tile_bytes(w->layout, w->cols),
                                     &bad->row, &bad->col))
         i++;

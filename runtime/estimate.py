@@ -36,7 +36,7 @@ class Packing(NamedTuple):
     header_bytes: int = 0
 
 
-# codes + scales (+ minima); a K format's 16-bit scales stand in its header
+# codes + scales (+ minima); the 16-bit scales of a format of super-blocks stand in its header
 PACKINGS = {
     "Q4_0": Packing(512 + 64),
     "Q4_1": Packing(512 + 128),
@@ -50,6 +50,16 @@ PACKINGS = {
     "Q4_K": Packing(512 + 64, 128),
     "Q5_K": Packing(640 + 64, 128),
     "Q6_K": Packing(768 + 64, 64),
+    "MXFP4": Packing(512 + 32),
+    "TQ1_0": Packing(256, 64),
+    "TQ2_0": Packing(256, 64),
+    "IQ1_S": Packing(384 + 32, 64),
+    "IQ1_M": Packing(384 + 64, 64),
+    "IQ2_XXS": Packing(384 + 32, 64),
+    "IQ2_XS": Packing(384 + 64, 64),
+    "IQ2_S": Packing(384 + 64, 64),
+    "IQ3_XXS": Packing(512 + 32, 64),
+    "IQ3_S": Packing(512 + 32, 64),
 }
 FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 

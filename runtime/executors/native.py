@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 from cffi import FFI
 
+from ...quant.codebooks import MAGNITUDES as CODEBOOKS
+from ...quant.codebooks import packed_codebook
 from ...quant.formats import FORMATS
 from ..errors import ModelError
 from ..machine import choose_threads
@@ -283,6 +285,9 @@ class NativeExecutor:
             record.rows = math.prod(tensor.shape[:-1])
             record.cols = tensor.shape[-1]
             keep += [values, data]
+            if tensor.format in CODEBOOKS and tensor.values is None:
+                record.codebook = cast("uint16_t[]", packed_codebook(tensor.format))
+                keep.append(record.codebook)
         record = new("mt_plan *")
         record.n_ops, record.n_buffers = len(plan.ops), len(plan.buffers)
         record.n_tensors, record.n_kv_layers = len(plan.tensors), len(plan.kv_layers)

@@ -5,11 +5,13 @@ Nobody means a NaN or an infinity: it spreads to all logits, or is rounded to so
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from martlet.quant.blocks_fp4 import E8M0_NAN
 from martlet.quant.formats import FORMATS
+from martlet.quant.random_blocks import SCALES, Half, PowerOfTwo
 from martlet.runtime.errors import FileFormatError
 from martlet.runtime.executors.native import NativeExecutor
 from martlet.runtime.executors.numba_executor import NumbaExecutor
@@ -21,11 +23,6 @@ from martlet.runtime.weights import StoredTensor, StoredWeights
 from .tiny import BLOCK_FORMATS, TinyModel, tiny_model
 
 EXECUTORS = (ReferenceExecutor, NumbaExecutor, NativeExecutor)
-# Places of half floats in a block of the file: the scale, and that of the offsets where it has one.
-HALVES = {
-    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82),
-    "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,),
-}  # fmt: skip
 NOT_NUMBERS = {"F32": (0x7FC00000, 0xFF800000), "F16": (0x7E01, 0xFC00), "BF16": (0x7F81, 0xFF80)}
 _BITS = {"F32": np.uint32, "F16": np.uint16, "BF16": np.uint16}
 Executor = Callable[..., object]
@@ -46,8 +43,23 @@ def refusal(new: Executor, model: TinyModel, weights: StoredWeights) -> str:
     return str(refused.value)
 
 
-def test_all_formats_are_in_the_tables() -> None:
-    assert set(HALVES) == set(BLOCK_FORMATS)
+def spoilers(fmt: str, bits: int) -> Iterator[Callable[[np.ndarray], None]]:
+    """What writes the bits of a half float to a block (1, bytes): as its scale, and as that of its
+    offsets where it has one."""
+    scale = SCALES[fmt]
+    if isinstance(scale, PowerOfTwo):
+
+        def spoil_exponent(block: np.ndarray) -> None:
+            block[:, scale.at] = E8M0_NAN
+
+        yield spoil_exponent
+        return
+    half = np.array([bits], np.uint16).view(np.float16)
+    alone = [scale]
+    if isinstance(scale, Half):
+        alone = [Half(scale.at), *([Half(scale.offset[0])] if scale.offset else [])]
+    for place in alone:
+        yield lambda block, place=place: place.write(block, half)
 
 
 @pytest.mark.parametrize("fmt", BLOCK_FORMATS)
@@ -55,12 +67,14 @@ def test_all_formats_are_in_the_tables() -> None:
 def test_a_block_scale_that_is_no_number(fmt: str, bits: int) -> None:
     model, name = tiny_model(formats=(fmt,)), "blk.1.ffn_down.weight"
     block, n_bytes = FORMATS[fmt].block, FORMATS[fmt].nbytes
-    for place in HALVES[fmt]:
+    for spoil_block in spoilers(fmt, bits):
 
-        def spoil(data: np.ndarray, place: int = place) -> None:
+        def spoil(
+            data: np.ndarray, spoil_block: Callable[[np.ndarray], None] = spoil_block
+        ) -> None:
             blocks = data.reshape(256, -1, n_bytes)  # (rows, blocks of a row, bytes)
             for row, at in ((41, 0), (40, 1)):  # the lower row counts, not the lower column
-                blocks[row, at, place : place + 2] = bits & 255, bits >> 8
+                spoil_block(blocks[row, at : at + 1])
 
         weights = damaged(model, name, spoil)
         for new in EXECUTORS:

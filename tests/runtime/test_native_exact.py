@@ -54,11 +54,9 @@ def weights(format_name: str, rng: np.random.Generator) -> StoredTensor:
     patterns = [np.full((per_row, fmt.nbytes), byte, np.uint8) for byte in BYTES]
     patterns += [rng.integers(0, 256, (per_row, fmt.nbytes), dtype=np.uint8) for _ in range(5)]
     rows = [pattern.copy() for pattern in patterns for _ in ROW_SCALES]
-    at, offset = SCALES[format_name]
     for row, scale in zip(rows, ROW_SCALES * len(patterns), strict=True):
-        row[:, at : at + 2] = np.array(scale, "<f2").reshape(1).view(np.uint8)
-        if offset:
-            row[:, offset[0] : offset[0] + 2] = np.array(-scale, "<f2").reshape(1).view(np.uint8)
+        is_power = format_name == "MXFP4"  # of two: never 0, and the least are taken for 0
+        SCALES[format_name].write(row, np.full(per_row, float(scale or is_power)), -1)
     return StoredTensor(fmt, (len(rows), COLS), np.concatenate(rows).reshape(-1))
 
 
