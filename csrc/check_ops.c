@@ -182,6 +182,7 @@ static int check_attention(const mt_plan *p, const mt_op *op, const mt_buffer *a
         return 0;
     if (op->i[6] != 0 && op->i[6] != 1) return 0;
     if (p->kv_layers[op->i[4]].is_windowed && (!op->i[5] || op->i[6])) return 0;
+    if (op->w[0] >= 0 && !is_vector(p, op->w[0], MT_F32, op->i[0])) return 0;
     return any->width == op->i[0] * op->i[3] && (any->kind == MT_BUF_F32 || op->i[3] % 32 == 0);
 }
 

@@ -19,7 +19,7 @@
 /* ---- cffi begins ---- */
 
 enum {
-    MT_ABI_VERSION = 15,
+    MT_ABI_VERSION = 16,
     MT_ERR_BYTES = 256 /* size of the message buffer that a failing call fills */
 };
 

@@ -103,12 +103,15 @@ typedef struct {
     float m[MT_ATTN_MAX_ROWS], l[MT_ATTN_MAX_ROWS];
 } sums;
 
-static void clear(sums *all, float *total, int n, int stride) {
-    for (int r = 0; r < n; r++) {
-        all->m[r] = -INFINITY;
-        all->l[r] = 0.0f;
+/* Sums of nothing, or of the sinks: a sink is a score whose value is 0. */
+static void clear(const mt_engine *e, const mt_op *op, const item_view *v, sums *all,
+                  float *total) {
+    const float *sinks = op->w[0] >= 0 ? e->weights[op->w[0]].values : NULL;
+    for (int r = 0; r < v->rows.n; r++) {
+        all->m[r] = sinks ? sinks[v->head + r % v->group] : -INFINITY;
+        all->l[r] = sinks ? 1.0f : 0.0f;
     }
-    memset(total, 0, (size_t)n * (size_t)stride * sizeof(float));
+    memset(total, 0, (size_t)v->rows.n * (size_t)v->kv.v_stride * sizeof(float));
 }
 
 static void whole_item(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {
@@ -116,7 +119,7 @@ static void whole_item(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {
     view_item(e, op, item, s->q, &v);
     const int n = v.rows.n, stride = v.kv.v_stride;
     sums part, all;
-    clear(&all, s->total, n, stride);
+    clear(e, op, &v, &all, s->total);
     for (int32_t split = v.low / MT_SPLIT; split * MT_SPLIT < v.high; split++) {
         e->kernels->attend_split(&v.kv, &v.rows, split, part.m, part.l, s->part, s->attn);
         e->kernels->attend_merge(n, part.m, part.l, s->part, stride, all.m, all.l, s->total);
@@ -154,7 +157,7 @@ static void merge_item(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {
     view_item(e, op, item, s->q, &v);
     const int n = v.rows.n, stride = v.kv.v_stride;
     sums all;
-    clear(&all, s->total, n, stride);
+    clear(e, op, &v, &all, s->total);
     for (int r = 0; r < n; r++)
         for (int32_t split = v.low / MT_SPLIT; split * MT_SPLIT < v.high; split++) {
             const float *from = partial(e, op, &v, r, split);

@@ -11,7 +11,7 @@ from enum import IntEnum
 
 import numpy as np
 
-ABI_VERSION = 15
+ABI_VERSION = 16
 Q8_BLOCK = 32  # activations share one scale per 32 values
 FLAG_ACCUMULATE = 1
 
@@ -216,13 +216,15 @@ OPS: dict[OpKind, OpSpec] = {
         OpSpec(
             OpKind.ATTENTION,
             inputs=("qkv",),
+            weights=("sinks",),
             ints=("heads", "kv_heads", "head_dim", "value_dim", "kv_layer", "window", "both_ways"),
             floats=("scale", "cap"),
             unsaid=("cap", "both_ways"),
             meaning="attention of each row over the cached positions of its sequence, "
             "p - window < position <= p (window 0: all), or both ways, up to the sequence's last "
             "row in the step, position < p + window; scores are scale * q k, then where cap "
-            "is not 0, cap * tanh(score / cap); out (n, heads * value_dim)",
+            "is not 0, cap * tanh(score / cap); sinks (heads): one more score each, whose value is "
+            "0; out (n, heads * value_dim)",
         ),
         OpSpec(
             OpKind.GLU,

@@ -325,12 +325,13 @@ class PlanBuilder:
         cap: float = 0.0,
         window: int = 0,
         both_ways: bool = False,
+        sinks: int = -1,
     ) -> int:
         kv = self.kv_layers[kv_layer]
         out = self._buffer("attention", heads * kv.value_dim)
         shape = (heads, kv.kv_heads, kv.head_dim, kv.value_dim)
         ints = (*shape, kv_layer, window, int(both_ways))
-        return self._record(Op(OpKind.ATTENTION, out, (qkv,), ints=ints, floats=(scale, cap)))
+        return self._record(Op(OpKind.ATTENTION, out, (qkv,), (sinks,), ints, (scale, cap)))
 
     def glu(self, gate_up: int, activation: Activation) -> int:
         return self._glu("glu", gate_up, self.buffers[gate_up].width // 2, activation)

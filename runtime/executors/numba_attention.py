@@ -56,6 +56,7 @@ def _weigh(
     head_dim: int,
     scale: Any,
     cap: Any,
+    sink: Any,
     table: Any,
     slabs_per_block: int,
     block_stride: int,
@@ -63,8 +64,9 @@ def _weigh(
     end: int,
     weights: Any,
 ) -> Any:
-    """exp(score - max) of positions first … end - 1 into weights, 16 at a time; their sum."""
-    best = splat(_MINUS_INFINITY)
+    """exp(score - max) of positions first … end - 1 into weights, 16 at a time; their sum, with
+    that of the sink: a score without a position, -infinity where there is none."""
+    best = splat(sink)
     first_slab, end_slab = first // LANES, (end + LANES - 1) // LANES
     for slab in range(first_slab, end_slab):
         block = np.int64(table[slab // slabs_per_block])
@@ -82,7 +84,7 @@ def _weigh(
         e = exp(sub(load(weights, slab * LANES), largest))
         store(weights, slab * LANES, e)
         total = add(total, e)
-    return sum_lanes(total)
+    return sum_lanes(total) + max_lanes(exp(sub(splat(sink), largest)))
 
 
 @helper
@@ -150,6 +152,7 @@ def _attend(
     block_tokens: int,
     scale: Any,
     cap: Any,
+    sinks: np.ndarray,
     scratch: np.ndarray,
     out: Any,
 ) -> None:
@@ -162,8 +165,9 @@ def _attend(
     blocks, weights = advance(pointer(table), seq * table.shape[1]), pointer(scratch)
     for h in range(group):
         q = advance(pointer(x), row * x.shape[1] + (kv_head * group + h) * head_dim)
+        sink = sinks[kv_head * group + h] if sinks.size > 0 else _MINUS_INFINITY
         total = _weigh(
-            q, k, head_dim, scale, cap, blocks, block_tokens // LANES, k_stride, first, end,
+            q, k, head_dim, scale, cap, sink, blocks, block_tokens // LANES, k_stride, first, end,
             weights,
         )  # fmt: skip
         inverse, to = splat(np.float32(1) / total), advance(out, h * value_dim)
@@ -198,6 +202,7 @@ def attention(
     block_tokens: int,
     scale: Any,
     cap: Any,
+    sinks: np.ndarray,
     window: int,
     both_ways: bool,
     table: np.ndarray,
@@ -209,8 +214,8 @@ def attention(
     rest: Q8Views,
     n_threads: int,
 ) -> None:
-    """x (max_rows, [q | k | v]); out (max_rows, heads * value_dim), or empty: then q8 is written,
-    and what that leaves over to rest, if it is not empty."""
+    """x (max_rows, [q | k | v]); sinks (heads), or empty; out (max_rows, heads * value_dim), or
+    empty: then q8 is written, and what that leaves over to rest, if it is not empty."""
     n_items = positions.size * shape.kv_heads
     width = shape.heads // shape.kv_heads * shape.value_dim  # results of an item
     for thread in prange(n_threads):
@@ -226,7 +231,7 @@ def attention(
                 end = min(lengths[row], position + window) if window > 0 else lengths[row]
             _attend(
                 x, row, kv_head, shape, keys, values, table, row_seq[row], first, end,
-                block_tokens, scale, cap, scratch, pointer(mixed),
+                block_tokens, scale, cap, sinks, scratch, pointer(mixed),
             )  # fmt: skip
             if out.size > 0:
                 out[row, kv_head * width : kv_head * width + width] = mixed

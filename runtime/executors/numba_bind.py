@@ -244,9 +244,10 @@ class Binder:
         cap, both_ways = np.float32(cap), bool(op.int_of("both_ways"))
         keys, values, block_tokens = self.memory.layer(op.int_of("kv_layer"))
         group = int(self.memory.is_windowed[op.int_of("kv_layer")])
+        sinks = self.vector(op.weight_of("sinks"))
         return [
             lambda rows: attention(
-                x, shape, keys, values, block_tokens, scale, cap, window, both_ways,
+                x, shape, keys, values, block_tokens, scale, cap, sinks, window, both_ways,
                 rows.tables[group], rows.row_seq, rows.positions, rows.lengths, out, q8, rest,
                 n_threads,
             )

@@ -271,7 +271,7 @@ class ReferenceExecutor:
     def _attention(self, run: Run, op: Op) -> None:
         q, _, _ = run.split_qkv(op)
         layer, window = op.int_of("kv_layer"), op.int_of("window")
-        scale, cap = op.float_of("scale"), op.float_of("cap")
+        scale, cap, sinks = op.float_of("scale"), op.float_of("cap"), self.weight(op, "sinks")
         out = []
         for row, position in enumerate(run.step.positions):
             first = max(0, position - window + 1) if window else 0
@@ -283,7 +283,7 @@ class ReferenceExecutor:
             slots = run.slots_of(run.row_seq[row], seen, self._is_windowed[layer])
             k = self._keys[layer][slots].astype(np.float32)
             v = self._values[layer][slots].astype(np.float32)
-            out.append(attend(q[row], k, v, scale, cap).reshape(-1))
+            out.append(attend(q[row], k, v, scale, cap, sinks).reshape(-1))
         run.store(op, np.array(out, np.float32))
 
     def _glu(self, run: Run, op: Op) -> None:

@@ -165,17 +165,25 @@ def soft_capped(x: np.ndarray, cap: float) -> np.ndarray:
 
 
 def attend(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, cap: float = 0.0
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    scale: float,
+    cap: float = 0.0,
+    sinks: np.ndarray | None = None,
 ) -> np.ndarray:
-    """One row's heads (heads, head_dim) over gathered k, v (n_keys, kv_heads, dim)."""
+    """One row's heads (heads, head_dim) over gathered k, v (n_keys, kv_heads, dim); sinks (heads,)
+    are scores whose values are 0."""
     kv_heads = k.shape[1]
     grouped = q.reshape(kv_heads, -1, q.shape[1])  # neighbouring query heads share a kv head
     out = []
     for h in range(kv_heads):
         scores = (grouped[h] @ k[:, h].T) * np.float32(scale)  # (group, n_keys)
         scores = soft_capped(scores, cap)
+        if sinks is not None:
+            scores = np.column_stack((scores, sinks.reshape(kv_heads, -1)[h]))
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        out.append(weights @ v[:, h] / weights.sum(axis=1, keepdims=True))
+        out.append(weights[:, : len(v)] @ v[:, h] / weights.sum(axis=1, keepdims=True))
     return np.concatenate(out)
 
 

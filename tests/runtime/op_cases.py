@@ -379,6 +379,7 @@ class Heads:
     cap: float = 0.0
     both_ways: bool = False
     is_latent: bool = False  # values are the first of the keys
+    has_sinks: bool = False
     show_qkv: bool = False  # stop after rope_kv
 
     @property
@@ -423,6 +424,7 @@ def _attention(h: Heads, b: OpBuilder, x: int) -> int:
         cap=h.cap,
         window=h.window,
         both_ways=h.both_ways,
+        sinks=b.new("sinks", "F32", h.heads) if h.has_sinks else -1,
     )
 
 
@@ -614,6 +616,8 @@ def _attention_cases() -> Iterable[OpCase]:
         "temperature-no-rope": Heads(2, 2, 10, 10, temperature=(0.4, 7)),
         "window": Heads(4, 2, 32, 32, n_rot=32, window=10),
         "soft-cap": Heads(4, 2, 32, 32, n_rot=32, cap=1.5, window=20),
+        "sinks": Heads(6, 2, 32, 32, n_rot=32, has_sinks=True),
+        "sinks-window": Heads(4, 2, 32, 32, n_rot=32, window=10, has_sinks=True),
         "window-of-one": Heads(2, 2, 16, 16, n_rot=16, window=1),
         "both-ways": Heads(4, 2, 32, 32, n_rot=32, both_ways=True),
         "both-ways-window": Heads(4, 1, 16, 16, n_rot=16, window=7, both_ways=True),

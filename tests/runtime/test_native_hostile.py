@@ -287,6 +287,8 @@ NAMED = {
     "window before the row": (set_field("ops", OpKind.ATTENTION, "i", 5, -1), "op"),
     "both ways and more": (set_field("ops", OpKind.ATTENTION, "i", 6, 2), "op"),
     "embedded by nothing": (set_field("ops", OpKind.EMBED, "i", 0, 3), "op"),
+    "sinks that are a matrix": (set_field("ops", OpKind.ATTENTION, "w", 0, 0), "op"),
+    "sinks out of tensors": (set_field("ops", OpKind.ATTENTION, "w", 0, 1000), "op"),
     "a cap below 0": (set_field("ops", OpKind.ATTENTION, "f", 1, -1.0), "op"),
     "a cap that is no number": (set_field("ops", OpKind.ATTENTION, "f", 1, float("nan")), "op"),
     "rest out of buffers": (rest_is(lambda r, at: 1000), "op"),
