@@ -16,6 +16,8 @@ PACKAGES = ("quant", "runtime", "server", "scripts")
 TYPES_FOLDER = ROOT / "build" / "types"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 C_SOURCES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.[ch]"))
+# All tests: one process per core, file by file, since a file's fixtures are models and servers.
+SIDE_BY_SIDE = ("-n", str(min(os.cpu_count() or 1, 4)), "--dist", "loadfile")
 CHECKS = (
     ("lint", ("ruff", "check", "--quiet", ".")),
     ("format", ("ruff", "format", "--quiet", "--check", ".")),
@@ -55,7 +57,7 @@ def main() -> int:
         print(f"{name}: {'ok' if code == 0 else 'FAILED'}", flush=True)
         failed += [name] if code else []
     # Last, so that its summary closes the output.
-    code = run(sys.executable, "-m", "pytest", *sys.argv[1:])
+    code = run(sys.executable, "-m", "pytest", *(sys.argv[1:] or SIDE_BY_SIDE))
     if failed:
         print(f"also failed, above: {', '.join(failed)}", file=sys.stderr)
     return code or int(bool(failed))
