@@ -30,6 +30,7 @@ from .admission import (
 )
 from .block_table import BlockTable
 from .constraint import Constraint
+from .drafts import NO_DRAFT, Draft
 from .errors import MartletError, ModelError, UnsupportedError
 from .events import Event, FinishReason, TokenEvent
 from .executors import Executor
@@ -45,6 +46,7 @@ from .sampling import NUMPY, Drawer, Logits, sample, token_logprob
 from .sampling_params import CHOSEN_SEED_BITS, SamplingParams
 from .scheduler import Scheduler
 from .service import Service
+from .speculation import Speculation
 from .state_slots import STATE_EVERY, StateSlots
 from .stats import Counts, EngineStats
 from .step import build_step
@@ -74,6 +76,7 @@ class Engine:
         generates: bool = True,
         state_every: int = STATE_EVERY,
         adapters: Sequence[float] = (),
+        speculation: Speculation | None = None,
     ) -> None:
         """max_queue: requests accepted beyond the max_running that may run at a time.
         step_rows: most rows per step, at most what the executor takes. step_ms: the time a step is
@@ -83,6 +86,7 @@ class Engine:
         generates: False for models whose prompts have vectors or scores and no continuation.
         state_every: tokens of a long text between snapshots of recurrent layers.
         adapters: how much of each a request gets that does not say.
+        speculation: guesses of several tokens, which steps check at once; the text stays the same.
         """
         if executor.sees_ahead and prefix_store:
             raise UnsupportedError(
@@ -122,6 +126,12 @@ class Engine:
         self._adapters = tuple(adapters)
         self._pooling_type, self._generates = pooling_type, generates
         self._whole_rows = step_rows if executor.sees_ahead else None
+        if speculation and states:
+            raise UnsupportedError(
+                "a model with recurrent layers cannot take back guessed tokens; switch "
+                "speculation off"
+            )
+        self._speculation = speculation
         self._pace = Pace(step_ms)
         self.scheduler = Scheduler(
             pool,
@@ -243,6 +253,7 @@ class Engine:
             prefix_misses=dict(counts.missed),
             masks=counts.masks,
             mask_seconds=counts.mask_s,
+            **(self._speculation.stats() if self._speculation else {}),
         )
 
     @property
@@ -281,7 +292,8 @@ class Engine:
                 raise ModelError("no waiting request fits into the idle pool")
             return False
         self._stamp_scheduled(granted)
-        reads = Reads(granted)
+        granted, drafts = self._guess(granted)
+        reads = Reads(granted, drafts)
         try:
             logits, hidden = self._run(granted)
             reads.check(logits, hidden)
@@ -309,17 +321,52 @@ class Engine:
             if read.draws and request.is_full:  # nothing is asked beyond the prompt
                 self._finish(request, "length")
             elif read.draws:
-                self._advance(request, read.logits[-1], read.best_id)
+                self._extend(read)
         except Exception as error:
             self._fail(request, error)
+
+    def _guess(self, granted: list[Scheduled]) -> tuple[list[Scheduled], list[Draft]]:
+        """The same items, some with rows for guessed tokens."""
+        if not self._speculation:
+            return granted, [NO_DRAFT] * len(granted)
+        drafts = self._speculation.drafts(granted, self.scheduler.step_rows)
+        longer = [
+            self.scheduler.lengthen(item, draft.tokens)
+            for item, draft in zip(granted, drafts, strict=True)
+        ]
+        kept = [d if item.n_draft else NO_DRAFT for item, d in zip(longer, drafts, strict=True)]
+        return longer, kept
+
+    def _extend(self, read: Read) -> None:
+        """Draws the token that follows what the request owns, and goes on for as long as it is the
+        guessed one, whose row is there already."""
+        request, guessed = read.request, read.draft.tokens
+        n_right = 0
+        request.n_drafted += len(guessed)
+        for row, best_id in zip(read.logits[-len(read.best_ids) :], read.best_ids, strict=True):
+            token_id = self._advance(request, row, best_id)
+            if request.state is State.FINISHED or n_right == len(guessed):
+                break
+            if token_id != guessed[n_right]:
+                break
+            n_right += 1
+            request.n_draft_accepted += 1
+            self.scheduler.accept(request)
+        if guessed and self._speculation:
+            self._speculation.learn(request, read.draft, n_right)
 
     def _run(self, granted: Sequence[Scheduled]) -> tuple[Logits, Hidden]:
         parts = self.scheduler.pool.parts
         step = build_step(granted, parts.of_block if parts else None)
         start_s = time.perf_counter()
         logits = self._executor.run(step)
+        seconds = time.perf_counter() - start_s
         n_streams = sum(item.request.is_streaming for item in granted)
-        self._pace.observe(n_streams, step.n_rows - n_streams, time.perf_counter() - start_s)
+        n_draft = sum(item.n_draft for item in granted)
+        if not n_draft:
+            self._pace.observe(n_streams, step.n_rows - n_streams, seconds)
+        if self._speculation and n_streams == len(granted):
+            self._speculation.observe(step.n_rows, n_streams, seconds)
         return logits, self._executor.hidden if step.n_hidden else NO_HIDDEN
 
     def _loop(self) -> None:
@@ -355,8 +402,9 @@ class Engine:
                 self._counts.count_admitted(item.request)
                 log.debug("request %s: prefix miss %s", item.request.id, item.request.miss)
 
-    def _advance(self, request: Request, logits: Logits, best_id: int) -> None:
-        """Draws one token and tells the owner; logits (vocab_size,), best_id: of the first best."""
+    def _advance(self, request: Request, logits: Logits, best_id: int) -> int:
+        """Draws one token, tells the owner and returns it. logits (vocab_size,); best_id: the first
+        of the best."""
         params, constraint = request.params, request.constraint
         token_id = sample(
             logits,
@@ -385,6 +433,7 @@ class Engine:
             self._finish(request, "stop", end_ns=now_ns)
         elif request.is_full:
             self._finish(request, "length", end_ns=now_ns)
+        return token_id
 
     def _fail(self, request: Request, error: Exception) -> None:
         log.error("request %s failed", request.id, exc_info=error)
@@ -403,6 +452,8 @@ class Engine:
             return
         self.scheduler.remove(request)
         self._mailbox.forget(request)
+        if self._speculation:
+            self._speculation.forget(request)
         self._counts.finished[reason] += 1
         self._tell(
             request,

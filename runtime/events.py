@@ -154,6 +154,10 @@ class FinishEvent:
     seed: int
     """The given seed, or the one chosen when none was given; it reproduces the output."""
     trace: Trace = Trace()
+    n_drafted: int = 0
+    """Tokens that were guessed and checked."""
+    n_draft_accepted: int = 0
+    """Those that were right: output tokens that took no step of their own."""
 
 
 Event: TypeAlias = TokenEvent | PromptEvent | FinishEvent

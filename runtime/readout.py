@@ -7,10 +7,10 @@ told. Laid out before a step is committed, read after it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, islice
 from typing import NamedTuple
 
-import numpy as np
-
+from .drafts import Draft
 from .errors import ModelError
 from .events import PromptEvent
 from .pooling import Hidden, Pooled, pooling_of, ranking_of
@@ -49,45 +49,52 @@ class Read(NamedTuple):
     request: Request
     logits: Logits
     hidden: Hidden
-    best_id: int
-    """The first of the best in the last row of logits, if there is one."""
+    best_ids: Sequence[int]
+    """Of each row that may lead to a token, the last ones, the first of the best logits: a row for
+    the last token it owns, and one for each that was guessed."""
+    draft: Draft
     draws: bool
     """All rows of its tokens are computed, so the last one may lead to a token."""
 
 
 class Reads:
-    def __init__(self, granted: Sequence[Scheduled]) -> None:
+    def __init__(self, granted: Sequence[Scheduled], drafts: Sequence[Draft]) -> None:
         self._items = [
-            (item.request, item.n_out, item.n_hidden, item.wants_logits)
-            for item in granted
+            (item.request, item.n_out, item.n_hidden, draft, item.wants_logits)
+            for item, draft in zip(granted, drafts, strict=True)
             if item.n_out or item.n_hidden or item.wants_logits
         ]
 
     def check(self, logits: Logits, hidden: Hidden) -> None:
-        n_out = sum(n for _, n, _, _ in self._items)
+        n_out = sum(item[1] for item in self._items)
         if len(logits) != n_out:
             raise ModelError(f"executor gave {len(logits)} rows of logits, not {n_out}")
-        n_hidden = sum(n for _, _, n, _ in self._items)
+        n_hidden = sum(item[2] for item in self._items)
         if len(hidden) != n_hidden:
             raise ModelError(f"executor gave {len(hidden)} hidden states, not {n_hidden}")
 
     def split(self, logits: Logits, hidden: Hidden) -> Iterator[Read]:
-        best_ids = self._best_of_last(logits)
+        best_ids = self._best_of_drawn(logits)
         out_at = hidden_at = 0
-        for (request, n_out, n_hidden, draws), best_id in zip(self._items, best_ids, strict=True):
+        for (request, n_out, n_hidden, draft, draws), best in zip(
+            self._items, best_ids, strict=True
+        ):
             rows = logits[out_at : out_at + n_out], hidden[hidden_at : hidden_at + n_hidden]
             out_at, hidden_at = out_at + n_out, hidden_at + n_hidden
-            yield Read(request, *rows, best_id, draws)
+            yield Read(request, *rows, best, draft, draws)
 
-    def _best_of_last(self, logits: Logits) -> list[int]:
+    def _best_of_drawn(self, logits: Logits) -> list[list[int]]:
         """One search for all: a call of NumPy costs as much as the search in a small vocabulary."""
-        counts = [n for _, n, _, _ in self._items]
-        if not len(logits):
-            return [-1] * len(counts)
-        ends = np.cumsum(counts, dtype=np.intp)
-        last_rows = logits if set(counts) == {1} else logits[np.maximum(ends - 1, 0)]
-        best_ids: list[int] = last_rows.argmax(axis=1).tolist()
-        return best_ids
+        counts = [
+            1 + len(draft.tokens) if draws and n_out else 0
+            for _, n_out, _, draft, draws in self._items
+        ]
+        ends = list(accumulate(item[1] for item in self._items))
+        if sum(counts) < len(logits):  # rows of prompts are read for other ends
+            drawn = [at for n, end in zip(counts, ends, strict=True) for at in range(end - n, end)]
+            logits = logits[drawn]
+        found = iter(logits.argmax(axis=1).tolist() if len(logits) else ())
+        return [list(islice(found, n)) for n in counts]
 
 
 def read_prompt(read: Read) -> PromptEvent | None:

@@ -82,6 +82,8 @@ class Request:
     n_preempted: int = 0
     n_recomputed: int = 0
     n_prefill_steps: int = 0
+    n_drafted: int = 0
+    n_draft_accepted: int = 0
     scheduled_ns: int | None = None
     first_token_ns: int | None = None
 
@@ -148,6 +150,8 @@ class Request:
             n_prompt=self.n_prompt,
             n_output=self.n_output,
             n_cached=self.n_cached,
+            n_drafted=self.n_drafted,
+            n_draft_accepted=self.n_draft_accepted,
             seed=self.seed,
             trace=Trace(
                 service=self.service,
@@ -165,11 +169,18 @@ class Scheduled:
 
     request: Request
     n_rows: int
+    n_draft: int = 0
+    """Of these rows the last so many are of tokens that are only guessed: they lie in the buffer
+    behind those the request owns."""
 
     @property
     def wants_logits(self) -> bool:
         """Only the last owned token leads to a new one; read this before the step is committed."""
-        return self.n_rows == self.request.n_pending
+        return self.n_owned == self.request.n_pending
+
+    @property
+    def n_owned(self) -> int:
+        return self.n_rows - self.n_draft
 
     @property
     def n_out(self) -> int:
@@ -179,7 +190,7 @@ class Scheduled:
         if request.pooled is not None:
             return 0
         n_new = 0 if request.scores is None else self._end - self._first_new
-        return max(n_new, int(self.wants_logits))
+        return max(n_new, int(self.wants_logits) + self.n_draft)
 
     @property
     def n_hidden(self) -> int:

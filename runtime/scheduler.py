@@ -27,7 +27,7 @@ to its source before. Where recurrent layers need a snapshot, a prompt's chunk e
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from .kv_blocks import BlockPool, Frontier
 from .marks import common_blocks, is_mark, next_mark
@@ -134,21 +134,40 @@ class Scheduler:
             self.pool.open_window(item.request.table, item.request.n_computed, item.n_rows)
         return granted
 
+    def lengthen(self, item: Scheduled, tokens: Sequence[int]) -> Scheduled:
+        """With rows for tokens that the request may come to own in this step; as it is where blocks
+        are short. Each running request keeps one that it may need next."""
+        request, n = item.request, len(tokens)
+        table = request.table
+        n_new = self.pool.blocks_for(request.n_tokens + n) - len(table.blocks)
+        if not n or n_new + len(self.running) * (n_new > 0) > self.pool.n_free:
+            return item
+        self.pool.grow(table, request.n_tokens + n)
+        request.buffer[request.n_tokens : request.n_tokens + n] = tokens
+        self.pool.open_window(table, request.n_computed, item.n_rows + n)
+        return Scheduled(request, item.n_rows + n, n)
+
+    def accept(self, request: Request) -> None:
+        """It owns one more token whose row the last step has computed already."""
+        self._computed(request, 1)
+
     def _is_short(self, request: Request) -> bool:
         """One step could compute the part of its prompt that was not known."""
         return request.n_prompt - request.n_cached <= self.step_rows
 
     def commit(self, granted: Iterable[Scheduled]) -> None:
-        """The executor has computed these rows: their keys and values are final."""
+        """The executor has computed these rows: keys and values of owned tokens are final."""
         for item in granted:
-            request = item.request
-            request.n_computed += item.n_rows
-            request.n_ever_computed = max(request.n_ever_computed, request.n_computed)
-            self.pool.register(request.table, request.tokens, request.n_computed)
-            states = self.pool.states
-            if states and is_mark(request, self.pool.block_tokens, states.every):
-                self.pool.keep_state(request.table, request.n_computed)
-            self.pool.slide_window(request.table, request.n_computed)
+            self._computed(item.request, item.n_owned)
+
+    def _computed(self, request: Request, n_rows: int) -> None:
+        request.n_computed += n_rows
+        request.n_ever_computed = max(request.n_ever_computed, request.n_computed)
+        self.pool.register(request.table, request.tokens, request.n_computed)
+        states = self.pool.states
+        if states and is_mark(request, self.pool.block_tokens, states.every):
+            self.pool.keep_state(request.table, request.n_computed)
+        self.pool.slide_window(request.table, request.n_computed)
 
     def check(self) -> None:
         """Asserts every invariant. For tests."""

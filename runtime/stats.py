@@ -52,6 +52,14 @@ class EngineStats:
     """Tokens drawn under a constraint."""
     mask_seconds: float = 0.0
     """Time the engine thread took to learn what constraints allow."""
+    drafted: int = 0
+    """Guessed tokens that were checked."""
+    draft_accepted: int = 0
+    """Those that were right."""
+    draft_lengths: Mapping[int, int] = field(default_factory=dict)
+    """Guesses by how many of their tokens were right."""
+    draft_seconds: float = 0.0
+    """What the rows of guesses have taken, by the measured costs of steps: calculated."""
     prefix_misses: Mapping[MissReason, int] = field(default_factory=dict)
     """Requests by why their prefix hit ended. Clients can read this, so a block known under another
     salt counts as new."""

@@ -3,7 +3,6 @@ to those it has alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from martlet.runtime.sampling import SamplingParams
 from martlet.runtime.window_parts import window_blocks
 
 from ..recorded import recorded_model
+from .guessing import always
 from .harness import Answer, run_all
 from .native_library import IS_SANITIZED  # skips the file where there is no native library
 from .scripted import ScriptedTokenizer
@@ -68,18 +68,23 @@ def executor_of(
 def recorded(engine: Engine) -> dict[str, list[bytes]]:
     """The logits behind every token drawn from now on, by request."""
     seen: dict[str, list[bytes]] = {}
-    advance: Callable[..., None] = engine._advance
+    advance = engine._advance
 
-    def recording(request: Any, logits: np.ndarray, best_id: int) -> None:
+    def recording(request: Any, logits: np.ndarray, best_id: int) -> int:
         seen.setdefault(request.id, []).append(logits.tobytes())
-        advance(request, logits, best_id)
+        return advance(request, logits, best_id)
 
     engine._advance = recording  # type: ignore[method-assign]
     return seen
 
 
-@cache
 def solo(arch: str, kv_type: KvType, prompt: tuple[int, ...]) -> list[bytes]:
+    return alone(arch, kv_type, prompt)[0]
+
+
+@cache
+def alone(arch: str, kv_type: KvType, prompt: tuple[int, ...]) -> tuple[list[bytes], list[int]]:
+    """Logits behind each token, and the tokens."""
     engine = Engine(
         executor_of(arch, kv_type, 32, 1),
         ScriptedTokenizer(eog_ids=()),
@@ -87,14 +92,18 @@ def solo(arch: str, kv_type: KvType, prompt: tuple[int, ...]) -> list[bytes]:
         prefix_reuse=False,
     )
     seen = recorded(engine)
-    submit(engine, "solo", prompt)
+    answer = submit(engine, "solo", prompt)
     run_all(engine)
-    return seen["solo"]
+    return seen["solo"], answer.ids
 
 
-def submit(engine: Engine, name: str, prompt: tuple[int, ...], **options: Any) -> None:
-    params = SamplingParams(temperature=0.7, seed=len(prompt), max_tokens=N_OUTPUT)
-    engine.submit(prompt, params, Answer(), request_id=name, **options)
+def submit(engine: Engine, name: str, prompt: tuple[int, ...], **options: Any) -> Answer:
+    params, answer = (
+        SamplingParams(temperature=0.7, seed=len(prompt), max_tokens=N_OUTPUT),
+        Answer(),
+    )
+    engine.submit(prompt, params, answer, request_id=name, **options)
+    return answer
 
 
 PROMPTS = st.builds(
@@ -120,6 +129,7 @@ PROMPTS = st.builds(
     n_states=st.sampled_from([1, 2, 5, 20]),
     is_kept=st.booleans(),
     is_background=st.booleans(),
+    guesses=st.sampled_from([None, None, (1, 1.0), (3, 0.5), (5, 0.9)]),
 )
 @settings(
     max_examples=3 if IS_SANITIZED else 60,
@@ -139,12 +149,17 @@ def test_logits_are_those_of_a_solo_run(
     n_states: int,
     is_kept: bool,
     is_background: bool,
+    guesses: tuple[int, float] | None,
 ) -> None:
     """Two lives: the second finds the first one's prefixes on disk, if they are kept."""
     n_parts = None
     if n_spare_parts is not None:
         least_parts = window_blocks(DIMS.window, BLOCK) + -(-step_rows // BLOCK)
         n_parts = min(n_blocks, least_parts + n_spare_parts)
+    speculation = None
+    if guesses and arch not in RECURRENT:
+        outputs = {str(i): alone(arch, kv_type, visit[0])[1] for i, visit in enumerate(visits)}
+        speculation = always(guesses[0], outputs, guesses[1])
     for life in range(2):
         executor = executor_of(arch, kv_type, n_blocks, n_threads, n_parts, n_states)
         key = f"{arch} {kv_type.name}".encode()
@@ -157,6 +172,7 @@ def test_logits_are_those_of_a_solo_run(
             step_rows=step_rows,
             prefix_store=store,
             state_every=32,
+            speculation=speculation,
         )
         seen = recorded(engine)
         for now in range(10):

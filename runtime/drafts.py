@@ -1,0 +1,112 @@
+"""Guesses of what a request says next, for a step to check several tokens at once.
+
+Owns: the Drafter interface, and prompt lookup: the request's own tokens are searched for what went
+on after the same words before. Must not know: whether a guess pays, how it is checked.
+
+A guess costs time when it is wrong and never a token: see speculation.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from .request import Request
+
+LEAST_MATCH = 3
+"""Tokens that must be the same; fewer say little."""
+SURE_MATCH = 8
+"""With so many the guess is of another kind: long copies go on."""
+MOST_PLACES = 16
+"""Earlier places that are looked at, the latest first."""
+
+
+class Draft(NamedTuple):
+    tokens: Sequence[int]
+    kind: int = 0
+    """Guesses of one kind are right about equally often: below Drafter.n_kinds."""
+
+
+NO_DRAFT = Draft(())
+
+
+class Drafter(Protocol):
+    name: str
+    n_kinds: int
+
+    def propose(self, requests: Sequence[Request], most: int) -> list[Draft]:
+        """For each request up to `most` tokens that may follow those it owns."""
+        ...
+
+    def forget(self, request: Request) -> None:
+        """It has ended."""
+        ...
+
+
+class PromptLookup:
+    """Drafts from a request's own prompt and output."""
+
+    name = "lookup"
+    n_kinds = 2
+
+    def __init__(self) -> None:
+        self._indexes: dict[str, _Index] = {}
+
+    def propose(self, requests: Sequence[Request], most: int) -> list[Draft]:
+        return [self._propose(request, most) for request in requests]
+
+    def forget(self, request: Request) -> None:
+        self._indexes.pop(request.id, None)
+
+    def _propose(self, request: Request, most: int) -> Draft:
+        index = self._indexes.setdefault(request.id, _Index())
+        place, n_same = index.longest_match(request.tokens)
+        if not n_same:
+            return NO_DRAFT
+        return Draft(copied(request.tokens, place, most), int(n_same >= SURE_MATCH))
+
+
+class _Index:
+    """Where every run of LEAST_MATCH tokens of a growing sequence has ended."""
+
+    def __init__(self) -> None:
+        self._ends: dict[tuple[int, ...], list[int]] = {}
+        self._n_indexed = LEAST_MATCH - 1
+
+    def longest_match(self, tokens: npt.NDArray[np.int32]) -> tuple[int, int]:
+        """The end of the earlier run that has most tokens in common with the end of `tokens`, and
+        how many; of equal ones the latest. (0, 0) where there is none."""
+        n = len(tokens)
+        if n <= LEAST_MATCH:
+            return 0, 0
+        # The last run itself is no place to copy from: it is added once something follows it.
+        fresh: list[int] = tokens[self._n_indexed + 1 - LEAST_MATCH :].tolist()
+        for at, end in enumerate(range(self._n_indexed + 1, n)):
+            self._ends.setdefault(tuple(fresh[at : at + LEAST_MATCH]), []).append(end)
+        self._n_indexed = n - 1
+        earlier = self._ends.get(tuple(fresh[-LEAST_MATCH:]), [])
+        best, n_best = 0, 0
+        for end in earlier[-MOST_PLACES:][::-1]:
+            n_same = _n_common(tokens[:end], tokens)
+            if n_same > n_best:
+                best, n_best = end, n_same
+        return best, n_best
+
+
+def _n_common(a: npt.NDArray[np.int32], b: npt.NDArray[np.int32], most: int = 32) -> int:
+    """Tokens that both end with."""
+    n = min(len(a), len(b), most)
+    is_equal = a[len(a) - n :] == b[len(b) - n :]
+    return n if is_equal.all() else int(np.argmin(is_equal[::-1]))
+
+
+def copied(tokens: npt.NDArray[np.int32], place: int, most: int) -> list[int]:
+    """What follows `place`; where that reaches the end, what it would go on with if it repeated."""
+    found: list[int] = tokens[place : place + most].tolist()
+    period = len(tokens) - place
+    while period and len(found) < most:
+        found.append(found[-period])
+    return found

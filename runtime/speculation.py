@@ -1,0 +1,166 @@
+"""How many guessed tokens a step checks: what is expected of them against what their rows cost.
+
+Owns: the choice of lengths, what is known of each request's guesses. Must not know: where guesses
+come from (drafts.py), how rows are computed, how tokens are drawn.
+
+A guess never changes the text. Its rows are computed behind the request's own; tokens are drawn
+from the logits in order, by the same keyed numbers as ever, and the first that is not the guessed
+one ends the walk (sample and match). Rows do not depend on each other's company, so each token is
+the one that would have been drawn without guesses, at any temperature.
+
+With acceptance a per token, g guesses are expected to give a + a^2 + … + a^g tokens more. Lengths
+are chosen so that a step gives most tokens per second by these numbers and StepCosts; where that is
+less than WORTH times what the step gives without any, nothing is guessed, but for one token now and
+then, to notice when guesses get better (Leviathan et al., 2023, arXiv:2211.17192, section 3.3).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Any
+
+from .drafts import NO_DRAFT, Draft, Drafter
+from .request import Request, Scheduled
+from .step_costs import StepCosts
+
+MOST = 8
+"""Guessed tokens per request and step."""
+WORTH = 1.05
+PROBE_EVERY = 64
+"""Output tokens of a request without a guess, after which one is tried."""
+PRIOR = 0.6
+"""Acceptance of what was never tried."""
+_WEIGHT = 0.15  # of one more guess in its running mean
+
+
+@dataclass
+class Counts:
+    """Rises only."""
+
+    drafted: int = 0
+    accepted: int = 0
+    lengths: Counter[int] = field(default_factory=Counter)
+    """Guesses checked, by how many of their tokens were right."""
+    extra_s: float = 0.0
+    """What rows of guesses have taken by StepCosts: calculated."""
+
+
+@dataclass
+class _Record:
+    """What is known of one request's guesses."""
+
+    rates: list[float]  # by kind
+    silent_since: int = 0  # output tokens when something was guessed last
+
+
+class Speculation:
+    def __init__(
+        self, drafter: Drafter, costs: StepCosts | None = None, *, length: int | None = None
+    ) -> None:
+        """length: always so many tokens, if they can be guessed; None: as many as pay, by costs."""
+        assert costs or length
+        self.drafter, self.costs, self.length = drafter, costs, length
+        self.counts = Counts()
+        self._records: dict[str, _Record] = {}
+
+    def drafts(self, granted: Sequence[Scheduled], most_rows: int) -> list[Draft]:
+        """A guess for each item, many of them empty, for at most most_rows rows in all."""
+        nothing = [NO_DRAFT] * len(granted)
+        # Beside prompts rows are dear: nothing waits for memory then.
+        if any(not item.request.is_streaming for item in granted):
+            return nothing
+        most = min(self.length or MOST, most_rows - len(granted))
+        if most < 1:
+            return nothing
+        requests = [item.request for item in granted]
+        found = [
+            draft._replace(tokens=draft.tokens[: _room(request)])
+            for request, draft in zip(requests, self.drafter.propose(requests, most), strict=True)
+        ]
+        if self.length:
+            lengths = [len(draft.tokens) for draft in found]
+            while sum(lengths) > most_rows - len(granted):
+                lengths[lengths.index(max(lengths))] -= 1
+        else:
+            lengths = self._lengths(requests, found, most_rows)
+        return [
+            draft._replace(tokens=draft.tokens[:n]) for draft, n in zip(found, lengths, strict=True)
+        ]
+
+    def learn(self, request: Request, draft: Draft, n_accepted: int) -> None:
+        """So many of the draft's tokens were drawn."""
+        n = len(draft.tokens)
+        self.counts.drafted += n
+        self.counts.accepted += n_accepted
+        self.counts.lengths[n_accepted] += 1
+        record = self._records.get(request.id)
+        if record is None:  # it has ended by one of them
+            return
+        record.silent_since = request.n_output
+        for place in range(min(n_accepted + 1, n)):
+            is_right = place < n_accepted
+            record.rates[draft.kind] += _WEIGHT * (is_right - record.rates[draft.kind])
+
+    def observe(self, n_rows: int, n_streams: int, seconds: float) -> None:
+        """A step has taken so long; all its rows were of streams."""
+        if self.costs:
+            alone_s = self.costs.of(n_streams)
+            self.counts.extra_s += max(0.0, self.costs.of(n_rows) - alone_s)
+            self.costs.observe(n_rows, seconds)
+
+    def stats(self) -> dict[str, Any]:
+        """Fields of EngineStats. From any thread."""
+        counts = self.counts
+        return {
+            "drafted": counts.drafted,
+            "draft_accepted": counts.accepted,
+            "draft_lengths": dict(counts.lengths),
+            "draft_seconds": counts.extra_s,
+        }
+
+    def forget(self, request: Request) -> None:
+        self._records.pop(request.id, None)
+        self.drafter.forget(request)
+
+    def _record(self, request: Request) -> _Record:
+        made = _Record([PRIOR] * self.drafter.n_kinds, request.n_output)
+        return self._records.setdefault(request.id, made)
+
+    def _lengths(
+        self, requests: Sequence[Request], drafts: Sequence[Draft], most_rows: int
+    ) -> list[int]:
+        """The rows with the most expected tokens first, up to where a second gives most of them."""
+        assert self.costs
+        queue: list[tuple[float, int]] = []  # (-chance that this one more row counts, request)
+        rates = []
+        for i, (request, draft) in enumerate(zip(requests, drafts, strict=True)):
+            rates.append(self._record(request).rates[draft.kind])
+            if draft.tokens:
+                heappush(queue, (-rates[i], i))
+        n_rows = len(requests)
+        expected, lengths = float(n_rows), [0] * n_rows
+        best, best_lengths = WORTH * expected / self.costs.of(n_rows), lengths[:]
+        while queue and sum(lengths) < most_rows - n_rows:
+            chance, i = heappop(queue)
+            expected -= chance
+            lengths[i] += 1
+            per_second = expected / self.costs.of(n_rows + sum(lengths))
+            if per_second > best:
+                best, best_lengths = per_second, lengths[:]
+            if lengths[i] < len(drafts[i].tokens):
+                heappush(queue, (chance * rates[i], i))
+        if not any(best_lengths):
+            for i, request in enumerate(requests):
+                silent = request.n_output - self._record(request).silent_since
+                if drafts[i].tokens and silent >= PROBE_EVERY:
+                    best_lengths[i] = 1
+                    break
+        return best_lengths
+
+
+def _room(request: Request) -> int:
+    """Tokens that may be guessed: one more is drawn behind them."""
+    return max(0, len(request.buffer) - request.n_tokens - 1)
