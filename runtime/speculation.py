@@ -22,7 +22,9 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
 
-from .drafts import NO_DRAFT, Draft, Drafter
+from .drafts import NO_DRAFT, Draft, Drafter, PromptLookup
+from .errors import RequestError
+from .executors import Executor
 from .request import Request, Scheduled
 from .step_costs import StepCosts
 
@@ -159,6 +161,20 @@ class Speculation:
                     best_lengths[i] = 1
                     break
         return best_lengths
+
+
+def speculation_of(
+    wish: str, executor: Executor, *, generates: bool = True, n_adapters: int = 0
+) -> Speculation | None:
+    """wish: off; auto, as many guesses as pay, by a measurement that this makes; or how many tokens
+    always. Models that cannot take guesses back have none by auto. Raises RequestError."""
+    if wish == "off" or (wish == "auto" and (executor.n_states or not generates)):
+        return None
+    if wish == "auto":
+        return Speculation(PromptLookup(), StepCosts.measure(executor, n_adapters))
+    if not wish.isdecimal() or not 1 <= int(wish) <= MOST:
+        raise RequestError(f"speculate is {wish!r}, expected auto, off or 1 to {MOST}")
+    return Speculation(PromptLookup(), length=int(wish))
 
 
 def _room(request: Request) -> int:

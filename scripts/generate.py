@@ -45,11 +45,19 @@ def open_model(spec: str, **load_options: Any) -> Iterator[Model]:
 
 
 @contextlib.contextmanager
-def open_engine(model: Model) -> Iterator[Engine]:
+def open_engine(model: Model, speculate: str = "off") -> Iterator[Engine]:
     from martlet.runtime.engine import Engine
+    from martlet.runtime.speculation import speculation_of
 
     shares = [adapter.share for adapter in model.adapters]
-    engine = Engine(model.executor, model.tokenizer, context=model.context, adapters=shares)
+    speculation = speculation_of(speculate, model.executor, n_adapters=len(shares))
+    engine = Engine(
+        model.executor,
+        model.tokenizer,
+        context=model.context,
+        adapters=shares,
+        speculation=speculation,
+    )
     engine.start()
     try:
         yield engine

@@ -86,6 +86,14 @@ KvBytesOption = Annotated[
         help="Memory for keys and values, as 2G. Default: 8 contexts, at most 1/4 of what is free.",
     ),
 ]
+SpeculateOption = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|off|N",
+        help="Guess what repeats and check several tokens at once: as many as pay, none, or N. "
+        "The text stays the same.",
+    ),
+]
 LoraOption = Annotated[
     list[str] | None,
     typer.Option(

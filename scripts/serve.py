@@ -93,6 +93,7 @@ def serve(
     context: options.ContextOption = None,
     kv_bytes: options.KvBytesOption = None,
     lora: options.LoraOption = None,
+    speculate: options.SpeculateOption = "auto",
     prefix_cache_dir: options.PrefixFolderOption = None,
     prefix_cache_bytes: options.PrefixBytesOption = "1G",  # type: ignore[assignment]
     step_ms: Annotated[
@@ -132,7 +133,7 @@ def serve(
         log=log_record if log_requests or log_prompts else None,
         log_prompts=log_prompts,
     )
-    engine = {"max_queue": max_queue, "step_ms": step_ms}
+    engine = {"max_queue": max_queue, "step_ms": step_ms, "speculate": speculate}
     prefixes = (prefix_cache_dir, prefix_cache_bytes)
     if prefix_cache_dir:
         check_can_save(load.executor.value)

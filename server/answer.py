@@ -189,6 +189,8 @@ def timings(finish: FinishEvent) -> dict[str, Any]:
         "predicted_n": finish.n_output,
         "predicted_ms": times.decode_ms,
         "predicted_per_second": _per_second(finish.n_output - 1, times.decode_ms),
+        "draft_n": finish.n_drafted,
+        "draft_n_accepted": finish.n_draft_accepted,
         "queue_ms": times.queue_ms,
         "prefill_ms": times.prefill_ms,
         "ttft_ms": times.ttft_ms,

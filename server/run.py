@@ -22,6 +22,7 @@ from ..runtime.engine import Engine
 from ..runtime.errors import MartletError
 from ..runtime.model import Model
 from ..runtime.prefix_store import PrefixStore
+from ..runtime.speculation import speculation_of
 from .app import create_app
 from .facts import facts_of
 from .lifecycle import Lifecycle
@@ -45,6 +46,7 @@ def serve(
     max_queue: int = DEFAULT_QUEUE,
     step_rows: int | None = None,
     step_ms: float | None = None,
+    speculate: str = "off",
     prefix_store: PrefixStore | None = None,
     fingerprint: str = "martlet",
     chat_template: str | None = None,
@@ -69,6 +71,7 @@ def serve(
             max_queue=max_queue,
             step_rows=step_rows,
             step_ms=step_ms,
+            speculate=speculate,
             prefix_store=prefix_store,
             fingerprint=fingerprint,
             chat_template=chat_template,
@@ -101,18 +104,24 @@ def hold(
     chat_template: str | None = None,
     fingerprint: str = "martlet",
     max_queue: int = DEFAULT_QUEUE,
+    speculate: str = "off",
     **engine_options: Any,
 ) -> Loaded:
-    """The model with a running engine and an app; lifecycle as in create_app. Closing it ends the
-    engine and leaves the model open."""
+    """The model with a running engine and an app; lifecycle as in create_app, speculate as of
+    speculation_of. Closing it ends the engine and leaves the model open."""
+    shares, generates = [adapter.share for adapter in model.adapters], model.config.generates
+    speculation = speculation_of(
+        speculate, model.executor, generates=generates, n_adapters=len(shares)
+    )
     engine = Engine(
         model.executor,
         model.tokenizer,
         context=model.context,
         pooling_type=model.config.pooling_type,
-        generates=model.config.generates,
+        generates=generates,
         max_queue=max_queue,
-        adapters=[adapter.share for adapter in model.adapters],
+        adapters=shares,
+        speculation=speculation,
         **engine_options,
     )
     app = create_app(

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from martlet.runtime.drafts import LEAST_MATCH, Draft, PromptLookup, copied
-from martlet.runtime.errors import UnsupportedError
+from martlet.runtime.errors import RequestError, UnsupportedError
 from martlet.runtime.grammar import Grammars, json_grammar
 from martlet.runtime.sampling import SamplingParams
-from martlet.runtime.speculation import MOST, PROBE_EVERY, Speculation
+from martlet.runtime.speculation import MOST, PROBE_EVERY, Speculation, speculation_of
 from martlet.runtime.step_costs import StepCosts
 
 from .guessing import Guesser, always
@@ -231,6 +231,24 @@ def test_costs_are_measured_in_steps_of_the_executor() -> None:
     costs = StepCosts.measure(executor, clock=lambda: float(next(ticks)))
     assert costs.most == 6
     assert {step.n_rows for step in executor.steps} == {1, 2, 3, 4, 6}
+
+
+@pytest.mark.parametrize("bad", ["", "0", "9", "-1", "2.5", "yes"])
+def test_wishes_that_are_none_are_refused(bad: str) -> None:
+    with pytest.raises(RequestError, match="expected auto, off or 1 to 8"):
+        speculation_of(bad, ScriptedExecutor(hashed()))
+
+
+def test_auto_guesses_where_guesses_can_be_taken_back() -> None:
+    found = speculation_of("auto", ScriptedExecutor(hashed()))
+    assert found is not None
+    assert found.length is None
+    assert speculation_of("off", ScriptedExecutor(hashed())) is None
+    assert speculation_of("auto", ScriptedExecutor(hashed(), n_states=2)) is None
+    assert speculation_of("auto", ScriptedExecutor(hashed()), generates=False) is None
+    fixed = speculation_of("3", ScriptedExecutor(hashed()))
+    assert fixed is not None
+    assert fixed.length == 3
 
 
 # ---- what repeats -------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ from .serving import chat_body, events, joined
 TIMING_KEYS = {
     *("prompt_n", "cache_n", "cache_miss", "prompt_ms", "prompt_per_second"),
     *("predicted_n", "predicted_ms", "predicted_per_second"),
-    *("queue_ms", "prefill_ms", "ttft_ms", "tpot_ms", "end_to_end_ms"),
+    *("queue_ms", "prefill_ms", "ttft_ms", "tpot_ms", "end_to_end_ms", "draft_n"),
+    "draft_n_accepted",
 }
 
 
