@@ -70,11 +70,12 @@ static int check_linear_glu(const mt_plan *p, const mt_op *op, const mt_buffer *
     if (op->in[0] < 0 || op->in[0] >= p->n_buffers || out->is_logits) return 0;
     const mt_buffer *in = &p->buffers[op->in[0]];
     const mt_tensor *gate = matrix_of(p, op->w[0], in->width);
-    const mt_tensor *up = matrix_of(p, op->w[1], in->width);
+    const mt_tensor *up = op->w[1] < 0 ? gate : matrix_of(p, op->w[1], in->width);
     if (!gate || !up || gate->rows != up->rows || out->width != gate->rows) return 0;
+    if (op->w[1] < 0 && op->w[3] >= 0) return 0; /* a bias of nothing */
     if (in->is_logits || !as_many_rows(in, out) || !is_activation(op->i[0])) return 0;
     if (op->flags || (op->in[1] >= 0 && !is_rest(p, op->in[1], in))) return 0;
-    for (int w = 0; w < 2; w++) {
+    for (int w = 0; w < 2 && op->w[w] >= 0; w++) {
         const mt_layout *f = mt_layout_of(p->tensors[op->w[w]].format);
         if (f->codes == MT_CODES_FLOAT && in->kind == MT_BUF_Q8) return 0;
         if (op->w[2 + w] >= 0 && !is_vector(p, op->w[2 + w], MT_F32, gate->rows)) return 0;
@@ -134,7 +135,9 @@ static int is_expert_bias(const mt_plan *p, int32_t id, int64_t n) {
 static int check_expert_glu(const mt_plan *p, const mt_op *op, const mt_buffer *out) {
     const int64_t width = out->width, n = op->i[0];
     if (out->rows != MT_ROWS_ALL || out->per_row != op->i[1] || op->flags) return 0;
-    if (!check_experts(p, op, 1, op->w[1] < 0 ? 2 * width : width)) return 0;
+    const int is_fused = op->w[1] < 0 && check_experts(p, op, 1, 2 * width);
+    if (!is_fused && !check_experts(p, op, 1, width)) return 0;
+    if (!is_fused && op->w[1] < 0 && op->w[3] >= 0) return 0; /* a bias of nothing */
     if (op->w[1] >= 0) {
         const mt_tensor *up = matrix_of(p, op->w[1], p->buffers[op->in[0]].width);
         if (!up || up->rows != n * width || width % MT_TILE_ROWS) return 0;

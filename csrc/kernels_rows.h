@@ -156,15 +156,17 @@ static inline vf gelu_erf(vf g) {
 
 /* sigmoid(g) = 1 / (1 + exp(-g)); silu(g) = g / (1 + exp(-g)); gelu_tanh(g) = g / (1 + exp(-2 z)) with
  * z = sqrt(2/pi) (g + 0.044715 g^3), as (1 + tanh z) / 2 is the logistic function of 2 z;
- * clamped(g, u) = g / (1 + exp(-1.702 g)) (u + 1), both cut off at 7. Without up, u is 1. */
+ * clamped(g, u) = g / (1 + exp(-1.702 g)) (u + 1), both cut off at 7; relu2(g) = g max(g, 0), which is
+ * NaN where g is. Without up, u is 1. */
 static void glu(const float *gate, const float *up, int n, int activation, float *out) {
     const vf one = vf_set1(1.0f);
     for (int i = 0; i < n; i += 16) {
         vf g = load_part(gate + i, n - i), u = up ? load_part(up + i, n - i) : one, z = g;
         if (activation == MT_ACT_IDENTITY || activation == MT_ACT_GELU_ERF ||
-            activation == MT_ACT_TANH) {
+            activation == MT_ACT_TANH || activation == MT_ACT_RELU2) {
             const vf y = activation == MT_ACT_GELU_ERF ? gelu_erf(g)
                          : activation == MT_ACT_TANH   ? soft_cap(g, 1.0f)
+                         : activation == MT_ACT_RELU2  ? vf_mul(g, vf_max(g, vf_set1(0.0f)))
                                                        : g;
             store_part(out + i, vf_mul(y, u), n - i);
             continue;

@@ -19,7 +19,7 @@
 /* ---- cffi begins ---- */
 
 enum {
-    MT_ABI_VERSION = 16,
+    MT_ABI_VERSION = 17,
     MT_ERR_BYTES = 256 /* size of the message buffer that a failing call fills */
 };
 
@@ -97,7 +97,8 @@ enum mt_activation {
     MT_ACT_CLAMPED = 4,
     MT_ACT_GELU_ERF = 5,
     MT_ACT_TANH = 6,
-    MT_N_ACTIVATIONS = 7
+    MT_ACT_RELU2 = 7,
+    MT_N_ACTIVATIONS = 8
 };
 /* of a router; CHOSEN: softmax of the chosen experts' logits alone */
 enum mt_gating {

@@ -149,22 +149,25 @@ static int count_expert_glu(const mt_engine *e, const mt_op *op) {
 }
 
 static void run_expert_glu(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {
-    const int n_tiles = e->buffers[op->out].width / MT_TILE_ROWS, is_fused = op->w[1] < 0;
+    const int n_tiles = e->buffers[op->out].width / MT_TILE_ROWS;
+    const int is_fused = op->w[1] < 0 && e->weights[op->w[0]].n_tiles > (int64_t)op->i[0] * n_tiles;
+    const int is_alone = op->w[1] < 0 && !is_fused;
     const int runs = runs_of_expert(e, n_tiles), run = item % runs, planes = mt_planes(op);
     const int expert = e->pairs.active[item / runs];
     const int64_t tiles = (int64_t)expert * n_tiles; /* before those of this expert */
-    const mt_weight *gate = &e->weights[op->w[0]], *up = &e->weights[op->w[is_fused ? 0 : 1]];
+    const mt_weight *gate = &e->weights[op->w[0]],
+                    *up = op->w[1] < 0 ? gate : &e->weights[op->w[1]];
     const float *gate_bias = op->w[2] >= 0 ? e->weights[op->w[2]].values : NULL;
     const float *up_bias = op->w[3] >= 0 ? e->weights[op->w[3]].values : NULL;
     const int stop = e->pairs.start[expert + 1], fits = MT_COL_CHUNK / (2 * planes);
     for (int first = e->pairs.start[expert], n; first < stop; first += n) {
         n = stop - first < fits ? stop - first : fits;
         const mt_operand x = gathered(e, op, first, n, s);
-        float *gates = s->acc, *ups = s->acc + n * planes * MT_TILE_ROWS;
+        float *gates = s->acc, *ups = is_alone ? NULL : s->acc + n * planes * MT_TILE_ROWS;
         for (int t = n_tiles * run / runs; t < n_tiles * (run + 1) / runs; t++) {
             const int64_t at = is_fused ? 2 * tiles + t : tiles + t;
             mt_multiply_tile(e, gate, at, &x, s, gates);
-            mt_multiply_tile(e, up, is_fused ? at + n_tiles : at, &x, s, ups);
+            if (ups) mt_multiply_tile(e, up, is_fused ? at + n_tiles : at, &x, s, ups);
             const float *const bias[2] = {gate_bias ? gate_bias + (tiles + t) * MT_TILE_ROWS : NULL,
                                           up_bias ? up_bias + (tiles + t) * MT_TILE_ROWS : NULL};
             mt_glu_tile(e, op, op->i[2], bias, MT_TILE_ROWS, first, n, t, gates, ups);

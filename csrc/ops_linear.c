@@ -102,7 +102,7 @@ void mt_emit_tile(mt_engine *e, const float *bias, int width, int n, int planes,
 void mt_glu_tile(mt_engine *e, const mt_op *op, int activation, const float *const bias[2],
                  int width, int first, int n, int64_t tile, float *gates, float *ups) {
     float *parts[2] = {gates, ups};
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2 && parts[i]; i++)
         if (mt_planes(op) == 2 || bias[i])
             mt_emit_tile(e, bias[i], width, n, mt_planes(op), parts[i], 0, MT_TILE_ROWS, parts[i]);
     e->kernels->glu(gates, ups, n * MT_TILE_ROWS, activation, gates);
@@ -199,7 +199,9 @@ const mt_phase mt_linear_phase = {count_linear, run_linear};
 /* -- linear_glu: activation(gate) * up, tile by tile ------------------------------------------- */
 
 static mt_work glu_work(const mt_engine *e, const mt_op *op) {
-    return work_of(e, (int)e->weights[op->w[0]].n_tiles, mt_count_rows(e, op), 2 * mt_planes(op));
+    const int products = op->w[1] < 0 ? 1 : 2;
+    return work_of(e, (int)e->weights[op->w[0]].n_tiles, mt_count_rows(e, op),
+                   products * mt_planes(op));
 }
 
 static int count_linear_glu(const mt_engine *e, const mt_op *op) {
@@ -208,14 +210,14 @@ static int count_linear_glu(const mt_engine *e, const mt_op *op) {
 }
 
 static void run_linear_glu(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {
-    const mt_weight *gate = &e->weights[op->w[0]], *up = &e->weights[op->w[1]];
+    const mt_weight *gate = &e->weights[op->w[0]];
     const mt_work work = glu_work(e, op);
     int first, stop, row;
     const mt_operand x = rows_of_item(e, op, &work, item, &first, &stop, &row);
-    float *gates = s->acc, *ups = s->acc + x.n * mt_planes(op) * MT_TILE_ROWS;
+    float *gates = s->acc, *ups = op->w[1] < 0 ? NULL : gates + x.n * mt_planes(op) * MT_TILE_ROWS;
     for (int tile = first; tile < stop; tile++) {
         mt_multiply_tile(e, gate, tile, &x, s, gates);
-        mt_multiply_tile(e, up, tile, &x, s, ups);
+        if (ups) mt_multiply_tile(e, &e->weights[op->w[1]], tile, &x, s, ups);
         const float *const bias[2] = {bias_of(e, op->w[2], tile), bias_of(e, op->w[3], tile)};
         mt_glu_tile(e, op, op->i[0], bias, width_of(gate, tile), row, x.n, tile, gates, ups);
     }

@@ -17,7 +17,7 @@ from .convert_experts import SourceExperts, read_experts
 from .convert_families import FAMILIES, family_of
 from .convert_family import Family, HeadNorm, Windows
 from .convert_latent import SourceLatent, read_latent
-from .convert_recurrent import ATTENTION, READERS, Recurrence, adjusted_ffn_dim
+from .convert_recurrent import ATTENTION, READERS, Recurrence, adjusted_ffn_dim, layer_kinds
 from .convert_rope import RopeKeys, positive, rope_keys
 from .dense_keys import dense_keys
 from .errors import FileFormatError, UnsupportedError
@@ -131,8 +131,9 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
     if not isinstance(inner, dict):
         raise FileFormatError("config.json: text_config is not a JSON object")
     # A null takes the place of a default, too: Mistral says so that it has no window.
-    given = {family.other_keys.get(key, key): value for key, value in config.items()}
-    values = {**family.defaults, **given, **inner}
+    values = family.completed({**config, **inner})
+    if "layers_block_type" in family.other_keys:  # they tell how many there are
+        values.setdefault("num_hidden_layers", len(layer_kinds(values)))
     keys = _Config({key: value for key, value in values.items() if value is not None})
     _refuse_unsupported(keys.values, family)
     n_layers, dim = keys.count("num_hidden_layers"), keys.count("hidden_size")

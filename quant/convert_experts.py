@@ -44,7 +44,7 @@ class ExpertKeys:
     fixed: Mapping[str, Any] = field(default_factory=dict)  # keys of the GGUF file
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # all that is supported
     module: str = "mlp"
-    parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # "": there is no gate
     shared: str = "shared_experts"
     has_shared_gate: bool = False
     choice_bias: str = ""
@@ -76,10 +76,14 @@ class SourceExperts:
             (up, (self.dim, dim)),
             (down, (dim, self.dim)),
         ):
+            if not part:
+                continue
             found[f"{k.module}.experts.{part}.weight"] = (self.count, *shape)
         if self.shared_dim:
             wide = (self.shared_dim, dim)
             for part, shape in ((gate, wide), (up, wide), (down, wide[::-1])):
+                if not part:
+                    continue
                 found[f"{k.module}.{k.shared}.{part}.weight"] = shape
         if k.has_shared_gate:
             found[f"{k.module}.shared_expert_gate.weight"] = (dim,)

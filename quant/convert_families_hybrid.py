@@ -21,7 +21,7 @@ from .convert_family import (
     Norms,
     base_keys,
 )
-from .convert_recurrent import ATTENTION, FALCON_SCALES
+from .convert_recurrent import ATTENTION, FALCON_SCALES, has_experts
 
 _GRANITE_SCALES = {
     "embedding_multiplier": "embedding_scale",
@@ -73,6 +73,7 @@ _GRANITE4 = replace(
     },
 )
 _MAMBA2: dict[str, Any] = {"mamba_d_conv": 4, "mamba_n_groups": 1, "mamba_conv_bias": True}
+_NEMOTRON_MLP = ("up_proj.", "down_proj.", "gate.", "experts.", "shared_experts.")
 _DT_BIAS = {".mamba.dt_bias": ".mamba.dt_proj.bias"}
 
 
@@ -168,6 +169,73 @@ _FALCON_H1 = Family(
         **dict.fromkeys(FALCON_SCALES, 1.0),
     ),
 )
+_NEMOTRON_H = Family(
+    "nemotron_h",
+    activation="relu2",
+    norms=Norms(before_attention="norm", before_mlp=""),
+    has_gate=False,
+    turns=False,
+    recurrence="Mamba-2 in layers of one part",
+    other_keys={
+        "layers_block_type": "layer_types",
+        "hybrid_override_pattern": "layer_types",
+        "mamba_num_heads": "mamba_n_heads",
+        "mamba_head_dim": "mamba_d_head",
+        "n_groups": "mamba_n_groups",
+        "ssm_state_size": "mamba_d_state",
+        "conv_kernel": "mamba_d_conv",
+        "use_conv_bias": "mamba_conv_bias",
+        "layer_norm_epsilon": "rms_norm_eps",
+        "attention_head_dim": "head_dim",
+    },
+    renames={
+        "backbone.embeddings.": "model.embed_tokens.",
+        "backbone.": "model.",
+        **{f".mixer.{part}_proj.": f".self_attn.{part}_proj." for part in "qkvo"},
+        **{f".mixer.{part}": f".mlp.{part}" for part in _NEMOTRON_MLP},
+        ".mixer.": ".mamba.",
+        **_DT_BIAS,
+    },
+    final_norm="model.norm_f",
+    defaults=base_keys(
+        4096,
+        1e-5,
+        num_key_value_heads=8,
+        head_dim=128,
+        **{**_MAMBA2, "mamba_n_groups": 8},
+        mamba_d_state=128,
+    ),
+)
+_NEMOTRON_H_MOE = replace(
+    _NEMOTRON_H,
+    arch="nemotron_h_moe",
+    experts=ExpertKeys(
+        count=("n_routed_experts",),
+        dim="moe_intermediate_size",
+        shared_dim="moe_shared_expert_intermediate_size",
+        numbers={
+            "n_shared_experts": "expert_shared_count",
+            "routed_scaling_factor": "expert_weights_scale",
+            "n_group": "expert_group_count",
+            "topk_group": "expert_group_used_count",
+        },
+        fixed={"expert_gating_func": 2},
+        parts=("", "up_proj", "down_proj"),
+        choice_bias="gate.e_score_correction_bias",
+    ),
+    defaults={
+        **_NEMOTRON_H.defaults,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+        "n_shared_experts": 1,
+    },
+)
+
+
+def _nemotron_h(config: Mapping[str, Any]) -> Family:
+    return _NEMOTRON_H_MOE if has_experts(_NEMOTRON_H.completed(config)) else _NEMOTRON_H
+
+
 _QWEN3_5 = Family(
     "qwen35",
     norm_offset=1.0,
@@ -210,6 +278,7 @@ HYBRIDS: dict[str, FamilyChoice] = {
     "Lfm2ForCausalLM": _LFM2,
     "Lfm2MoeForCausalLM": _LFM2MOE,
     "FalconH1ForCausalLM": _FALCON_H1,
+    "NemotronHForCausalLM": _nemotron_h,
     "Qwen3_5ForCausalLM": _QWEN3_5,
     "Qwen3_5ForConditionalGeneration": _QWEN3_5,
     "Qwen3_5MoeForCausalLM": _QWEN3_5MOE,

@@ -106,6 +106,11 @@ class Family:
     eps_key: str = "rms_norm_eps"
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
+    def completed(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """A config with the keys that other families have, and with defaults."""
+        aliased = {self.other_keys.get(key, key): value for key, value in config.items()}
+        return {**self.defaults, **aliased}
+
     def renamed(self, name: str) -> str:
         """A tensor's name with the parts that other families have."""
         for old, new in self.renames.items():

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -50,42 +50,51 @@ class Change:
 NO_CHANGE = Change()
 
 
+class LayerParts(NamedTuple):
+    is_recurrent: bool = False
+    has_attention: bool = True
+    has_mlp: bool = True
+
+
+PLAIN = LayerParts()
+
+
 @dataclass(frozen=True, eq=False)
 class Recurrence:
     """Of a checked config."""
 
-    is_recurrent: tuple[bool, ...]  # by layer
+    layers: tuple[LayerParts, ...]
     parts: Mapping[str, tuple[int, ...]]  # shapes by name under model.layers.N
     metadata: Mapping[str, Any]  # without `ARCH.`
     changes: Mapping[str, Change] = field(default_factory=dict)
     """By name within a layer, or of what is not in a layer by its whole name."""
-    is_beside: bool = False  # recurrent layers have attention, too
     q_rows: int = 1  # rows of a query head, in heads: 2 where a gate stands behind each
 
 
-def _is_recurrent(keys: CountedKeys, *names: str) -> tuple[bool, ...]:
+def _instead(keys: CountedKeys, *names: str) -> tuple[LayerParts, ...]:
+    """Layers of these kinds are recurrent, the others have attention."""
     n_layers, kinds = keys.count("num_hidden_layers"), keys.values.get("layer_types")
     if not isinstance(kinds, list) or len(kinds) != n_layers:
         raise FileFormatError(f"config.json: layer_types does not name {n_layers} layers")
     for kind in kinds:
         if kind not in (*names, *ATTENTION):
             raise UnsupportedError(f"config.json: layer type {kind!r} is not supported")
-    return tuple(kind in names for kind in kinds)
+    return tuple(LayerParts(kind in names, kind not in names) for kind in kinds)
 
 
-def _kv_heads(keys: CountedKeys, is_recurrent: tuple[bool, ...]) -> list[int]:
-    """Of each layer; none of those that are recurrent instead."""
+def _kv_heads(keys: CountedKeys, layers: tuple[LayerParts, ...]) -> list[int]:
+    """Of each layer; none of those without attention."""
     kv_heads = keys.count("num_key_value_heads")
-    return [0 if is_not else kv_heads for is_not in is_recurrent]
+    return [kv_heads if layer.has_attention else 0 for layer in layers]
 
 
 def short_convolution(keys: CountedKeys) -> Recurrence:
     dim, taps = keys.count("hidden_size"), keys.count("conv_L_cache")
     if keys.values.get("conv_bias"):
         raise UnsupportedError("config.json: conv_bias is true, which is not supported")
-    is_recurrent = _is_recurrent(keys, "conv")
+    layers = _instead(keys, "conv")
     return Recurrence(
-        is_recurrent,
+        layers,
         {
             "conv.in_proj.weight": (3 * dim, dim),
             "conv.conv.weight": (dim, taps),
@@ -93,7 +102,7 @@ def short_convolution(keys: CountedKeys) -> Recurrence:
         },
         {
             "shortconv.l_cache": taps,
-            "attention.head_count_kv": _kv_heads(keys, is_recurrent),
+            "attention.head_count_kv": _kv_heads(keys, layers),
         },
     )
 
@@ -133,12 +142,12 @@ def delta_net(keys: CountedKeys) -> Recurrence:
         "norm.weight": ((head_dim,), NO_CHANGE),
         "out_proj.weight": ((dim, len(values)), Change(cols=values)),
     }
-    is_recurrent = _is_recurrent(keys, "linear_attention")
+    layers = _instead(keys, "linear_attention")
     return Recurrence(
-        is_recurrent,
+        layers,
         {f"linear_attn.{part}": shape for part, (shape, _) in table.items()},
         {
-            "attention.recurrent_layers": list(is_recurrent),
+            "attention.recurrent_layers": [layer.is_recurrent for layer in layers],
             "rope.dimension_sections": _rope_sections(keys),
             "ssm.conv_kernel": taps,
             "ssm.group_count": k_heads,
@@ -163,13 +172,10 @@ def _rope_sections(keys: CountedKeys) -> list[int]:
 
 def mamba2(keys: CountedKeys) -> Recurrence:
     """In the place of attention."""
-    is_recurrent = _is_recurrent(keys, "mamba", "linear_attention")
-    return _mamba2(keys, is_recurrent, {"attention.head_count_kv": _kv_heads(keys, is_recurrent)})
+    return _mamba2(keys, _instead(keys, *_MAMBA))
 
 
-def _mamba2(
-    keys: CountedKeys, is_recurrent: tuple[bool, ...], metadata: Mapping[str, Any]
-) -> Recurrence:
+def _mamba2(keys: CountedKeys, layers: tuple[LayerParts, ...]) -> Recurrence:
     dim, taps = keys.count("hidden_size"), keys.count("mamba_d_conv")
     heads, groups = keys.count("mamba_n_heads"), keys.count("mamba_n_groups")
     state_dim, head_dim = keys.count("mamba_d_state"), _mamba2_head_dim(keys, dim, heads)
@@ -191,10 +197,10 @@ def _mamba2(
     if keys.values.get("mamba_conv_bias"):
         table["conv1d.bias"] = ((channels,), NO_CHANGE)
     return Recurrence(
-        is_recurrent,
+        layers,
         {f"mamba.{part}": shape for part, (shape, _) in table.items()},
         {
-            **metadata,
+            "attention.head_count_kv": _kv_heads(keys, layers),
             "ssm.conv_kernel": taps,
             "ssm.group_count": groups,
             "ssm.time_step_rank": heads,
@@ -226,7 +232,7 @@ def _refuse(keys: CountedKeys, key: str, supported: tuple[Any, ...]) -> None:
 def falcon_h1(keys: CountedKeys) -> Recurrence:
     """Beside attention in every layer. What activations are multiplied by goes into the weights:
     readers of the file know no such factors."""
-    found = _mamba2(keys, (True,) * keys.count("num_hidden_layers"), {})
+    found = _mamba2(keys, (LayerParts(is_recurrent=True),) * keys.count("num_hidden_layers"))
     parts, inner = dict(found.parts), found.metadata["ssm.inner_size"]
     if not keys.values["mamba_rms_norm"]:
         del parts["mamba.norm.weight"]
@@ -258,7 +264,52 @@ def falcon_h1(keys: CountedKeys) -> Recurrence:
         "mamba.out_proj.weight": scales["ssm_out_multiplier"],
     }
     scaled = {name: Change(scale=scale) for name, scale in changes.items()}
-    return replace(found, parts=parts, changes={**found.changes, **scaled}, is_beside=True)
+    return replace(found, parts=parts, changes={**found.changes, **scaled})
+
+
+def nemotron_h(keys: CountedKeys) -> Recurrence:
+    """Each layer is of Mamba-2, of attention or an MLP, and nothing else."""
+    kinds, mlp = layer_kinds(keys.values), "moe" if has_experts(keys.values) else "mlp"
+    for kind in kinds:
+        if kind not in (*_MAMBA, *ATTENTION, mlp):
+            raise UnsupportedError(
+                f"config.json: layer type {kind!r} is not supported beside {mlp}"
+            )
+    for key, supported in _NEMOTRON_NEUTRAL.items():
+        _refuse(keys, key, supported)
+    layers = tuple(LayerParts(kind in _MAMBA, kind in ATTENTION, kind == mlp) for kind in kinds)
+    width = keys.count("moe_intermediate_size" if mlp == "moe" else "intermediate_size")
+    found = _mamba2(keys, layers)
+    widths = [width if layer.has_mlp else 0 for layer in layers]
+    # Other readers take the epsilon of RMS norms from the key of the other kind, too.
+    others = {
+        "feed_forward_length": widths,
+        "attention.layer_norm_epsilon": keys.number("rms_norm_eps"),
+    }
+    return replace(found, metadata={**found.metadata, **others})
+
+
+def layer_kinds(config: Mapping[str, Any]) -> list[Any]:
+    """What Nemotron-H's layers are; older configs have a letter for each."""
+    kinds = config.get("layer_types")
+    if isinstance(kinds, str):
+        return [_LETTERS.get(letter, letter) for letter in kinds]
+    return kinds if isinstance(kinds, list) else []
+
+
+def has_experts(config: Mapping[str, Any]) -> bool:
+    return "moe" in layer_kinds(config)
+
+
+_MAMBA = ("mamba", "linear_attention")
+_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+_NEMOTRON_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "mamba_hidden_act": ("silu",),
+    "mlp_hidden_act": ("relu2",),
+    "mlp_bias": (False,),
+    "use_bias": (False,),
+    "moe_latent_size": (None,),
+}
 
 
 def _numbers(keys: CountedKeys, key: str, n: int) -> list[float]:
@@ -273,4 +324,5 @@ READERS: dict[str, Callable[[CountedKeys], Recurrence]] = {
     "delta net": delta_net,
     "Mamba-2": mamba2,
     "Mamba-2 beside attention": falcon_h1,
+    "Mamba-2 in layers of one part": nemotron_h,
 }

@@ -20,7 +20,7 @@ from .convert_experts import Source as Stored
 from .convert_experts import stacked
 from .convert_family import GATE_UP, QKV, SHARED_GATE_UP, Family, HeadNorm
 from .convert_latent import HeadRows, split_heads
-from .convert_recurrent import NO_CHANGE, Change
+from .convert_recurrent import NO_CHANGE, PLAIN, Change
 from .errors import FileFormatError, UnsupportedError
 from .safetensors_file import SourceTensor
 
@@ -282,6 +282,7 @@ def _layer(settings: Settings, n: int, sizes: Mapping[str, int]) -> dict[str, tu
     """Shapes by name within layer n: what mixes tokens, then what each passes through alone."""
     family = settings.family
     norms, recurrence, experts = family.norms, settings.recurrence, settings.experts
+    layer = recurrence.layers[n] if recurrence else PLAIN
     wanted: dict[str, tuple[int, ...]] = {}
 
     def add(parts: Mapping[str, tuple[str, ...]]) -> None:
@@ -293,15 +294,14 @@ def _layer(settings: Settings, n: int, sizes: Mapping[str, int]) -> dict[str, tu
 
     if n or not family.skips_first_norm:
         add_norms(norms.before_attention)
-    is_recurrent = bool(recurrence and recurrence.is_recurrent[n])
-    if recurrence and is_recurrent:
+    if recurrence and layer.is_recurrent:
         wanted.update(recurrence.parts)
-    if not is_recurrent or (recurrence and recurrence.is_beside):
+    if layer.has_attention:
         add(_attention_parts(settings))
     add_norms(norms.after_attention, norms.before_mlp)
-    if experts and experts.has(n):
+    if layer.has_mlp and experts and experts.has(n):
         wanted.update(experts.parts(settings.dim))
-    else:
+    elif layer.has_mlp:
         add(_with_fused(_MLP, GATE_UP, family) if family.has_gate else _UNGATED_MLP)
     add_norms(norms.after_mlp)
     return wanted

@@ -6,7 +6,7 @@ files, tensors or ops; how layers are put together is in runtime/models.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .experts import ExpertDefaults
 from .ops import Gating
@@ -33,11 +33,13 @@ class Architecture:
     is_latent: bool = False  # keys are compressed, and hold the values
     recurrence: str = ""  # of layers without attention: a row of recurrence.READERS
     has_both: bool = False  # layers are recurrent beside their attention
+    has_one_part: bool = False  # a layer is recurrent, attention or an MLP, and nothing else
     attention_every: int = 0  # full_attention_interval: layer l has it when (l + 1) mod n = 0
     supports: frozenset[str] = frozenset()  # of config.RESTRICTED
 
 
 _GRANITE = frozenset({"logit_scale", "residual_scale"})
+_NEMOTRON = Architecture(no_rope_every=1, recurrence="Mamba-2", has_one_part=True)
 _NEXTN = frozenset({"nextn_predict_layers"})  # the last blocks predict further tokens: not run
 _YARN_MULTIPLIER = frozenset({"rope.scaling.yarn_log_multiplier"})
 _MISTRAL3 = frozenset({"attention.temperature_scale", "rope.scaling.yarn_log_multiplier"})
@@ -111,6 +113,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         is_centered=True,
         is_causal=False,
     ),
+    "nemotron_h": _NEMOTRON,
+    "nemotron_h_moe": replace(_NEMOTRON, experts=ExpertDefaults(Gating.SIGMOID)),
     "nomic-bert": Architecture(is_centered=True, is_causal=False),
     "olmo2": Architecture(local_every=4, plain_local_rope=True),
     "phi3": Architecture(),

@@ -31,6 +31,7 @@ RESTRICTED: dict[str, tuple[str, float]] = {
     "logit_scale": ("scaled logits", 1),
     "residual_scale": ("scaled residuals", 1),
     "attention.temperature_scale": ("queries scaled by position", 0),
+    "moe_latent_size": ("experts of a narrower stream", 0),
     "rope.scaling.yarn_log_multiplier": ("YaRN with its own logarithm", 0),
 }
 
@@ -153,7 +154,10 @@ class ModelConfig:
 
 
 def _norm_eps(keys: Keys, arch: Architecture) -> float:
-    key = f"attention.layer_norm_{'' if arch.is_centered else 'rms_'}epsilon"
+    key, other = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
+    is_other = arch.has_one_part and keys.get(key, 0) == 0  # as files of Nemotron-H have it
+    if arch.is_centered or is_other:
+        key = other
     eps = keys.number(key)
     if eps < 0:  # a root of a negative number would make every logit NaN
         raise FileFormatError(f"{keys.arch}.{key} is {eps:g}, expected at least 0")
@@ -213,7 +217,7 @@ def _layers(
         raise FileFormatError(f"{keys.arch}.block_count is {n_layers}, at most {_MAX_LAYERS}")
     heads = keys.per_layer("attention.head_count", n_layers)
     kv_heads = _kv_heads(keys, arch, n_layers, heads)
-    ffn_dims = _ffn_dims(keys, n_layers)
+    ffn_dims = _ffn_dims(keys, arch, n_layers)
     windows = _windows(keys, arch, n_layers)
     if not is_causal:  # half of a window lies on either side
         if arch.recurrence:
@@ -244,14 +248,27 @@ def _layers(
             rope = read_rope(keys, head_dim, rules, is_local=window > 0)
         if arch.is_latent:
             latent = read_latent(keys, kv, head_dim, value_dim, rope.n_rot if rope else 0)
+        has_mlp = not arch.has_one_part or ffn > 0
         is_recurrent = bool(arch.recurrence) and (kv == 0 or arch.has_both)
-        sizes = (h, kv, head_dim, value_dim, ffn, window)
-        layers.append(LayerConfig(*sizes, rope, experts[n], is_recurrent, latent))
+        if arch.has_one_part:
+            is_recurrent = kv == 0 and not has_mlp
+            _check_one_part(n, kv, ffn)
+        sizes, chosen = (h, kv, head_dim, value_dim, ffn, window), experts[n] if has_mlp else None
+        layers.append(LayerConfig(*sizes, rope, chosen, is_recurrent, latent))
     return tuple(layers)
 
 
-def _ffn_dims(keys: Keys, n_layers: int) -> list[int]:
+def _check_one_part(n: int, kv_heads: int, ffn_dim: int) -> None:
+    if kv_heads and ffn_dim:
+        raise FileFormatError(
+            f"layer {n} has {kv_heads} kv_heads and an MLP of {ffn_dim}, expected one of both"
+        )
+
+
+def _ffn_dims(keys: Keys, arch: Architecture, n_layers: int) -> list[int]:
     """Widths of dense layers; files where every layer has experts may leave them out."""
+    if arch.has_one_part:
+        return keys.per_layer("feed_forward_length", n_layers, least=0)
     if keys.count("expert_count", 0):
         return keys.per_layer("feed_forward_length", n_layers, default=[0] * n_layers, least=0)
     return keys.per_layer("feed_forward_length", n_layers)

@@ -11,7 +11,7 @@ from enum import IntEnum
 
 import numpy as np
 
-ABI_VERSION = 16
+ABI_VERSION = 17
 Q8_BLOCK = 32  # activations share one scale per 32 values
 FLAG_ACCUMULATE = 1
 
@@ -69,6 +69,7 @@ class Activation(IntEnum):
     CLAMPED = 4  # min(gate, 7) * sigmoid(1.702 * gate) * (clamp(up, -7, 7) + 1), as of gpt-oss
     GELU_ERF = 5  # gate * (1 + erf(gate / sqrt(2))) / 2
     TANH = 6
+    RELU2 = 7  # max(gate, 0)^2
 
 
 class EmbedBy(IntEnum):
@@ -250,8 +251,9 @@ OPS: dict[OpKind, OpSpec] = {
             inputs=("x", "rest"),
             weights=("gate", "up", "gate_bias", "up_bias"),
             ints=("activation",),
-            meaning="out = activation(x @ gate.T + gate_bias) * (x @ up.T + up_bias); x and rest "
-            "as in linear. Recorded by folding a linear into the glu that alone reads it",
+            meaning="out = activation(x @ gate.T + gate_bias) * (x @ up.T + up_bias), or where "
+            "there is no up, the activation; x and rest as in linear. Recorded by folding a linear "
+            "into the glu that alone reads it",
         ),
         OpSpec(
             OpKind.SCALE,
@@ -315,7 +317,7 @@ OPS: dict[OpKind, OpSpec] = {
             ints=("experts", "used", "activation"),
             meaning="linear_glu of every pair of a row and an expert it has chosen; out has a row "
             "per pair, sorted by expert, then by row. Weights are (experts, rows, cols); without "
-            "up, gate holds both, (experts, [gate | up], cols)",
+            "up, gate may hold both, (experts, [gate | up], cols)",
         ),
         OpSpec(
             OpKind.EXPERT_SUM,

@@ -435,11 +435,13 @@ class PlanBuilder:
         *,
         biases: tuple[int, int] = (-1, -1),
         activation: Activation,
+        alone: bool = False,
         precise: bool = False,
     ) -> int:
-        """activation(gate x) * up x of every pair of row and expert. up absent: gate holds both."""
+        """activation(gate x) * up x of every pair of row and expert, where alone without up x. Else
+        up absent: gate holds both."""
         n_experts, width, _ = self._expert_shape(gate)
-        used, n_parts = self.buffers[chosen].width // 2, 1 if up >= 0 else 2
+        used, n_parts = self.buffers[chosen].width // 2, 1 if up >= 0 or alone else 2
         if width % (n_parts * Q8_BLOCK):
             raise ModelError(
                 f"experts of {width // n_parts} values are not supported, only multiples of "

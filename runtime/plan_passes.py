@@ -19,18 +19,19 @@ ALIGN_BYTES = 64  # one cache line, one 512-bit vector
 
 
 def fold_glu(ops: list[Op], tensors: list[PlanTensor]) -> None:
-    """Lets the product of gate and up go through the activation tile by tile: the floats between
-    them, twice ffn_dim wide, never reach memory."""
+    """Lets the product of gate and up, or of one alone, go through the activation tile by tile: the
+    floats between them never reach memory."""
     readers = Counter(b for op in ops for b in op.inputs if b >= 0)
     writers = Counter(op.out for op in ops)
     linear: dict[int, Op] = {op.out: op for op in ops if op.kind is OpKind.LINEAR}
     kept: list[Op] = []
     for op in ops:
-        is_pair = op.kind is OpKind.GLU and not op.int_of("alone")
-        gate_up = linear.get(op.inputs[0]) if is_pair else None
+        gate_up = linear.get(op.inputs[0]) if op.kind is OpKind.GLU else None
         if gate_up and readers[gate_up.out] == writers[gate_up.out] == 1:
             gate, up, third = gate_up.weights[:3]
-            if third < 0 <= up and tensors[gate].shape == tensors[up].shape:
+            is_pair = third < 0 <= up and tensors[gate].shape == tensors[up].shape
+            fits = up < 0 if op.int_of("alone") else is_pair
+            if fits:
                 kept.remove(gate_up)
                 weights = (gate, up, *gate_up.weights[3:5])
                 op = replace(op, kind=OpKind.LINEAR_GLU, inputs=gate_up.inputs, weights=weights)

@@ -42,6 +42,8 @@ SIZES: dict[str, tuple[str, int, int, int]] = {
     "lfm2": ("LFM2 1.2B", 6, 8, 64),
     "lfm2moe": ("LFM2 8B-A1B", 6, 8, 64),
     "mistral3": ("Ministral 3 3B", 26, 8, 128),
+    "nemotron_h": ("Nemotron-H 8B", 4, 8, 128),
+    "nemotron_h_moe": ("Nemotron 3 Nano 30B-A3B", 6, 2, 128),
     "olmo2": ("OLMo 2 1B", 16, 16, 128),
     "phi3": ("Phi-4-mini", 32, 8, 128),
     "qwen2": ("Qwen2.5 0.5B", 24, 2, 64),
@@ -91,13 +93,15 @@ def _attention(arch: Architecture) -> str:
         parts.append(f"windows in {arch.local_every - 1} of {arch.local_every} layers")
     if arch.rope_on_local_only:
         parts.append("rope there alone")
-    if arch.no_rope_every > 1:
+    if arch.no_rope_every == 1:
+        parts.append("no rope")
+    elif arch.no_rope_every:
         parts.append(f"no rope in 1 of {arch.no_rope_every}")
     if arch.local_rope_base:
         parts.append("two rope bases")
     if arch.recurrence:
         every = f" in {arch.attention_every - 1} of {arch.attention_every} layers"
-        where = " in the others" if not arch.has_both else " in all layers"
+        where = " in all layers" if arch.has_both else " in others"
         parts.append(arch.recurrence + (every if arch.attention_every else where))
     return ", ".join(parts)
 

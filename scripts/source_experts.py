@@ -31,6 +31,8 @@ def experts_forward(
 
     def mlp(rows: np.ndarray, name: str) -> np.ndarray:
         gate, up, down = (f"{module}{name}.{part}" for part in keys.parts)
+        if not keys.parts[0]:
+            return linear(activate(linear(rows, up)).astype(np.float32), down)
         gated = activate(linear(rows, gate)) * linear(rows, up)
         return linear(gated.astype(np.float32), down)
 

@@ -16,6 +16,7 @@ import numpy as np
 from martlet.quant.checkpoint import Checkpoint
 from martlet.quant.convert_config import Settings
 from martlet.quant.convert_family import HeadNorm
+from martlet.quant.convert_recurrent import PLAIN, LayerParts
 from martlet.scripts.source_experts import experts_forward
 from martlet.scripts.source_latent import latent_attention
 from martlet.scripts.source_recurrent import LAYERS as RECURRENT
@@ -40,12 +41,16 @@ def source_logits(
     residual_scale = np.float32(scales.get("residual_scale", 1.0))
     for n in range(settings.n_layers):
         at = f"layers.{n}."
+        layer = settings.recurrence.layers[n] if settings.recurrence else PLAIN
         normed = source.norm(x, at, norms.before_attention)
-        mixed = source.norm(_mixed(source, config, n, normed), at, norms.after_attention)
+        if not layer.is_recurrent and not layer.has_attention:
+            x = x + _fed(source, config, n, normed)
+            continue
+        mixed = source.norm(_mixed(source, config, n, layer, normed), at, norms.after_attention)
+        x = x + mixed * residual_scale
         if family.is_parallel:
-            x = x + mixed + _mlp(source, at, normed)
-        else:
-            x = x + mixed * residual_scale
+            x = x + _mlp(source, at, normed)
+        elif layer.has_mlp:
             fed = _fed(source, config, n, source.norm(x, at, norms.before_mlp))
             x = x + source.norm(fed, at, norms.after_mlp) * residual_scale
         checkpoint.drop_pages()
@@ -128,13 +133,15 @@ class _Source:
         return first, first + order[short], weight, bias
 
 
-def _mixed(source: _Source, config: Mapping[str, Any], n: int, x: np.ndarray) -> np.ndarray:
-    s = source.settings
-    if not s.recurrence or not s.recurrence.is_recurrent[n]:
+def _mixed(
+    source: _Source, config: Mapping[str, Any], n: int, layer: LayerParts, x: np.ndarray
+) -> np.ndarray:
+    family = source.settings.family
+    if not layer.is_recurrent:
         return _attention(source, config, n, x)
-    inner = {**s.family.defaults, **config, **(config.get("text_config") or {})}
-    mixed = RECURRENT[s.family.recurrence](source, f"layers.{n}.", x, inner)
-    return mixed + _attention(source, config, n, x) if s.recurrence.is_beside else mixed
+    inner = family.completed({**config, **(config.get("text_config") or {})})
+    mixed = RECURRENT[family.recurrence](source, f"layers.{n}.", x, inner)
+    return mixed + _attention(source, config, n, x) if layer.has_attention else mixed
 
 
 def _attention(source: _Source, config: Mapping[str, Any], n: int, x: np.ndarray) -> np.ndarray:
@@ -184,6 +191,9 @@ def _attention(source: _Source, config: Mapping[str, Any], n: int, x: np.ndarray
 
 
 def _mlp(source: _Source, at: str, x: np.ndarray) -> np.ndarray:
+    if not source.settings.family.has_gate:
+        activated = _activated(source, source.linear(x, f"{at}mlp.up_proj"))
+        return source.linear(activated.astype(np.float32), f"{at}mlp.down_proj")
     gate = _activated(source, source.linear(x, f"{at}mlp.gate_proj"))
     return source.linear(
         (gate * source.linear(x, f"{at}mlp.up_proj")).astype(np.float32), f"{at}mlp.down_proj"
@@ -191,6 +201,8 @@ def _mlp(source: _Source, at: str, x: np.ndarray) -> np.ndarray:
 
 
 def _activated(source: _Source, x: np.ndarray) -> np.ndarray:
+    if source.settings.family.activation == "relu2":
+        return np.square(np.maximum(x, 0))
     if source.settings.family.activation == "silu":
         return x / (1 + np.exp(-x))
     inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)  # the tanh form of GELU

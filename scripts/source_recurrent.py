@@ -130,4 +130,5 @@ LAYERS: dict[str, Callable[..., np.ndarray]] = {
     "delta net": delta_net,
     "Mamba-2": mamba2,
     "Mamba-2 beside attention": mamba2,
+    "Mamba-2 in layers of one part": mamba2,
 }

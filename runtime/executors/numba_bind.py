@@ -153,9 +153,10 @@ class Binder:
         return self._products(op, 3, lambda: floats[out], col)
 
     def _linear_glu(self, op: Op) -> list[Call]:
-        gate_up = aligned((self.plan.max_rows, 2 * self.plan.buffers[op.out].width), np.float32)
+        width, alone = self.plan.buffers[op.out].width, op.weight_of("up") < 0
+        gate_up = aligned((self.plan.max_rows, (2 - alone) * width), np.float32)
         products = self._products(op, 2, lambda: gate_up, 0)
-        return [*products, self._glu_call(op, gate_up)]
+        return [*products, self._glu_call(op, gate_up, alone)]
 
     def _products(
         self, op: Op, n_weights: int, out: Callable[[], np.ndarray], col: int
@@ -254,13 +255,12 @@ class Binder:
         ]  # fmt: skip
 
     def _glu(self, op: Op) -> list[Call]:
-        return [self._glu_call(op, self.floats(op.inputs[0]))]
+        return [self._glu_call(op, self.floats(op.inputs[0]), bool(op.int_of("alone")))]
 
-    def _glu_call(self, op: Op, gate_up: np.ndarray) -> Call:
+    def _glu_call(self, op: Op, gate_up: np.ndarray, alone: bool) -> Call:
         activation, kind, (out, q8, rest) = (
             op.int_of("activation"), self.rows_of(op), self.sink(op)
         )  # fmt: skip
-        alone = op.kind is OpKind.GLU and bool(op.int_of("alone"))
         return lambda rows: glu(gate_up, activation, alone, out, q8, rest, rows.counts[kind])
 
     def _gate(self, op: Op) -> list[Call]:

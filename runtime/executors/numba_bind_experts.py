@@ -41,13 +41,16 @@ def _expert_inputs(b: Binder, op: Op) -> tuple[np.ndarray, Q8Views, Q8Views, np.
 def bind_expert_glu(b: Binder, op: Op) -> list[Call]:
     width = b.plan.buffers[op.out].width
     gate, up, gate_bias, up_bias = op.weights
-    if up < 0:  # gate holds both
+    alone = up < 0 and b.plan.tensors[gate].shape[1] == width
+    if alone:
+        parts = [_expert_matrix(b, op, gate, gate_bias)]
+    elif up < 0:  # gate holds both
         parts = [_expert_matrix(b, op, gate, gate_bias, up_bias)]
     else:
         parts = [_expert_matrix(b, op, gate, gate_bias), _expert_matrix(b, op, up, up_bias)]
     x, q8, rest, chosen = _expert_inputs(b, op)
     activation, used, sink = op.int_of("activation"), op.int_of("used"), b.sink(op)
-    gate_up = aligned((b.plan.max_rows * used, 2 * width), np.float32)
+    gate_up = aligned((b.plan.max_rows * used, (2 - alone) * width), np.float32)
 
     def expert_glu(rows: Rows) -> None:
         pairs = sorted_pairs(chosen, rows.counts[RowKind.ALL])
@@ -56,7 +59,7 @@ def bind_expert_glu(b: Binder, op: Op) -> list[Call]:
             inputs = taken(x, of), taken_q8(q8, of), taken_q8(rest, of)
             for n, part in enumerate(parts):
                 part.multiply(expert, *inputs, gate_up[at], n * width)
-        glu(gate_up, activation, False, *sink, len(pairs.rows))
+        glu(gate_up, activation, alone, *sink, len(pairs.rows))
 
     return [expert_glu]
 

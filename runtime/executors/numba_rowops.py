@@ -45,7 +45,7 @@ from .numba_weights import BLOCK, LANES, FloatMatrix, QuantizedMatrix
 
 _FEW_ROWS = 4  # up to so many, waking other threads costs more than it saves
 _kernel = cached_kernel(parallel=True, nogil=True)
-_GELU_TANH, _SIGMOID, _IDENTITY, _CLAMPED, _GELU_ERF, _TANH = 1, 2, 3, 4, 5, 6
+_GELU_TANH, _SIGMOID, _IDENTITY, _CLAMPED, _GELU_ERF, _TANH, _RELU2 = 1, 2, 3, 4, 5, 6, 7
 
 
 @njit(nogil=True)
@@ -155,6 +155,9 @@ def gated(gate: Any, up: Any, activation: int) -> Any:
         return mul(gelu_erf(gate), up)
     if activation == _TANH:
         return mul(soft_cap(gate, np.float32(1)), up)
+    if activation == _RELU2:  # a factor of gate itself keeps what is NaN
+        half = mul(gate, maximum(gate, splat(np.float32(0))))
+        return mul(half, up)
     one, z = splat(np.float32(1)), gate
     if activation == _CLAMPED:
         limit = splat(np.float32(7))

@@ -171,8 +171,12 @@ class ReferenceExecutor:
         run.store(op, self._products(run, op, 3), first_col=op.int_of("out_col"))
 
     def _linear_glu(self, run: Run, op: Op) -> None:
-        gate, up = np.split(self._products(run, op, 2), 2, axis=1)
-        run.store(op, gated(op.int_of("activation"), gate, up))
+        products, activation = self._products(run, op, 2), op.int_of("activation")
+        if op.weight_of("up") < 0:
+            run.store(op, activated(activation, products))
+            return
+        gate, up = np.split(products, 2, axis=1)
+        run.store(op, gated(activation, gate, up))
 
     def _products(self, run: Run, op: Op, n_weights: int) -> np.ndarray:
         """x @ w.T + b of the op's stacked weights, (n, sum of their rows)."""

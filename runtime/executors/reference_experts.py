@@ -37,11 +37,15 @@ def expert_glu(ex: ReferenceExecutor, run: Run, op: Op) -> None:
     pairs, x = run.pairs(op), run.planes(op)
     gate, up = ex.weight(op, "gate"), ex.weight(op, "up")
     assert gate is not None
-    if up is None:
+    if up is None and gate.shape[1] > ex.plan.buffers[op.out].width:
         gate, up = np.split(gate, 2, axis=1)
     gate_bias, up_bias = (_expert_bias(ex, op, name, gate) for name in ("gate_bias", "up_bias"))
     out = [
-        gated(op.int_of("activation"), gate[e] @ x[row] + gate_bias[e], up[e] @ x[row] + up_bias[e])
+        gated(
+            op.int_of("activation"),
+            gate[e] @ x[row] + gate_bias[e],
+            np.float32(1) if up is None else up[e] @ x[row] + up_bias[e],
+        )
         for row, e in zip(pairs.rows, pairs.experts, strict=True)
     ]
     run.store(op, np.array(out, np.float32))

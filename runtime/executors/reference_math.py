@@ -194,6 +194,7 @@ _ACTIVATIONS: dict[Activation, Callable[[np.ndarray], np.ndarray]] = {
     Activation.IDENTITY: lambda x: x,
     Activation.GELU_ERF: gelu_erf,
     Activation.TANH: np.tanh,
+    Activation.RELU2: lambda x: np.square(np.maximum(x, 0)),
 }
 GATES: dict[Gating, Callable[[np.ndarray], np.ndarray]] = {
     Gating.SOFTMAX: softmax,

@@ -52,6 +52,8 @@ RECORDERS: dict[str, Recorder] = {
     "llama": partial(dense.pre_norm, style=PAIR),
     "mistral3": partial(dense.pre_norm, style=PAIR),
     "modern-bert": encoders.modern_bert,
+    "nemotron_h": mamba2.nemotron_h,
+    "nemotron_h_moe": mamba2.nemotron_h,
     "nomic-bert": encoders.nomic_bert,
     "olmo2": partial(dense.post_norm, style=HALF, head_norm=HeadNorm.WHOLE),
     "phi3": partial(dense.pre_norm, style=HALF),

@@ -17,6 +17,8 @@ from ..plan_builder import PlanBuilder
 from ..rope import Rope
 from ..weights import WeightSource, finite_values, row_runs
 
+UNGATED = (Activation.RELU2,)  # what MLPs without a gate are made with
+
 
 class HeadNorm(Enum):
     """RMS norms of queries and keys."""
@@ -110,17 +112,12 @@ class Recording:
 
     def gated_mlp(self, n: int, x: int, activation: Activation, *, add_to: int = -1) -> int:
         """down(activation(gate x) * up x) of layer n on normed rows x; without a tensor for the
-        gate, its rows are the first half of those for up."""
+        gate, its rows are the first half of those for up. down(activation(up x)) if UNGATED."""
         return self._gated(n, x, activation, "", self.config.layers[n].ffn_dim, add_to)
 
     def plain_mlp(self, n: int, x: int, activation: Activation, *, add_to: int = -1) -> int:
         """down(activation(up x)) of layer n."""
-        layer, dim = self.config.layers[n], self.config.dim
-        up = self.linear(n, x, {"ffn_up": (layer.ffn_dim, dim)}, name="up")
-        down = {"ffn_down": (dim, layer.ffn_dim)}
-        return self.linear(
-            n, self.plan.activate(up, activation), down, name="ffn_out", add_to=add_to
-        )
+        return self._plain(n, x, activation, "", self.config.layers[n].ffn_dim, add_to)
 
     def feed_forward(self, n: int, x: int, activation: Activation, *, add_to: int = -1) -> int:
         """gated_mlp, or in layers that have experts those, and the one that is shared."""
@@ -193,6 +190,8 @@ class Recording:
     ) -> int:
         dim = self.config.dim
         gate, up = (f"ffn_{part}{suffix}" for part in ("gate", "up"))
+        if activation in UNGATED:
+            return self._plain(n, x, activation, suffix, width, add_to)
         shapes = {gate: (width, dim), up: (width, dim)}
         if self.weights.shape(f"blk.{n}.{up}.weight") == (2 * width, dim):
             halves = (row_runs(up, at, at + width, 2 * width) for at in (0, width))
@@ -200,6 +199,14 @@ class Recording:
         gated = self.plan.glu(self.linear(n, x, shapes, name="gate_up"), activation)
         down = {f"ffn_down{suffix}": (dim, width)}
         return self.linear(n, gated, down, name="ffn_out", add_to=add_to)
+
+    def _plain(
+        self, n: int, x: int, activation: Activation, suffix: str, width: int, add_to: int
+    ) -> int:
+        up = {f"ffn_up{suffix}": (width, self.config.dim)}
+        activated = self.plan.activate(self.linear(n, x, up, name="up"), activation)
+        down = {f"ffn_down{suffix}": (self.config.dim, width)}
+        return self.linear(n, activated, down, name="ffn_out", add_to=add_to)
 
     def _experts(self, n: int, x: int, e: Experts, activation: Activation, add_to: int) -> int:
         p, dim = self.plan, self.config.dim
@@ -222,14 +229,18 @@ class Recording:
             renormalize=e.renormalize,
             scale=e.scale,
         )
-        is_fused = self.weights.shape(f"blk.{n}.ffn_gate_up_exps.weight") is not None
+        biases = bias("gate", e.dim), bias("up", e.dim)
+        if activation in UNGATED:
+            matrices, biases = (weight("up", e.dim, dim), -1), (biases[1], -1)
+        elif self.weights.shape(f"blk.{n}.ffn_gate_up_exps.weight") is not None:
+            matrices = weight("gate_up", 2 * e.dim, dim), -1
+        else:
+            matrices = weight("gate", e.dim, dim), weight("up", e.dim, dim)
         gated = p.expert_glu(
-            x,
-            chosen,
-            weight("gate_up", 2 * e.dim, dim) if is_fused else weight("gate", e.dim, dim),
-            -1 if is_fused else weight("up", e.dim, dim),
-            biases=(bias("gate", e.dim), bias("up", e.dim)),
+            *(x, chosen, *matrices),
+            biases=biases,
             activation=activation,
+            alone=activation in UNGATED,
             precise=self._is_precise(n, "gate_up"),
         )
         return p.expert_sum(

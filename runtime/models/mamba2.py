@@ -36,6 +36,20 @@ def falcon_h1(r: Recording) -> None:
     r.logits(x)
 
 
+def nemotron_h(r: Recording) -> None:
+    """Norms before, squared ReLU without a gate; each layer Mamba-2, attention or MLP alone."""
+    x = r.embed()
+    for n, layer in enumerate(r.config.layers):
+        normed = r.norm(x, f"blk.{n}.attn_norm")
+        if layer.is_recurrent:
+            _mamba2(r, n, normed, add_to=x)
+        elif layer.kv_heads:
+            r.attention(n, normed, RopeStyle.HALF, add_to=x)
+        else:
+            r.feed_forward(n, normed, Activation.RELU2, add_to=x)
+    r.logits(x)
+
+
 def _mamba2(r: Recording, n: int, x: int, *, add_to: int) -> None:
     """ssm_out(norm(scan(silu(conv([x | B | C])), dt) * silu(z))), [z | x | B | C | dt] = ssm_in(x),
     with a norm of every group, where there is one."""

@@ -40,6 +40,15 @@ def test_granite_4_is_the_architecture_that_its_layers_make() -> None:
     assert settings("granite4").family.arch == "granite"
 
 
+def test_a_letter_for_each_layer_says_what_a_list_says() -> None:
+    listed = settings("nemotron_h")
+    lettered = settings("nemotron_h", layers_block_type=None, hybrid_override_pattern="M-*M-")
+    assert lettered.metadata() == listed.metadata()
+    said = listed.metadata()
+    assert said["nemotron_h.feed_forward_length"] == [0, 96, 0, 0, 96]
+    assert said["nemotron_h.attention.head_count_kv"] == [0, 0, 2, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "error", "told"),
     [
@@ -53,6 +62,11 @@ def test_granite_4_is_the_architecture_that_its_layers_make() -> None:
         ("falcon-h1", {"tie_word_embeddings": True}, UnsupportedError, "lm_head_multiplier"),
         ("falcon-h1", {"ssm_multipliers": [1.0]}, FileFormatError, "expected 5 numbers"),
         ("falcon-h1", {"key_multiplier": 0}, FileFormatError, "key_multiplier is 0"),
+        ("nemotron_h", {"layers_block_type": ["conv"]}, UnsupportedError, "layer type 'conv'"),
+        ("nemotron_h", {"mlp_hidden_act": "silu"}, UnsupportedError, "mlp_hidden_act is 'silu'"),
+        ("nemotron_h", {"layers_block_type": []}, FileFormatError, "num_hidden_layers is 0"),
+        ("nemotron_h_moe", {"moe_latent_size": 16}, UnsupportedError, "moe_latent_size is 16"),
+        ("nemotron_h_moe", {"layers_block_type": ["moe", "mlp"]}, UnsupportedError, "beside moe"),
         ("lfm2", {"conv_bias": True}, UnsupportedError, "conv_bias is true"),
         ("qwen35", {"linear_num_value_heads": 3}, UnsupportedError, "3 value heads"),
         ("lfm2moe", {"use_expert_bias": False}, UnsupportedError, "use_expert_bias is False"),

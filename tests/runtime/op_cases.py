@@ -248,6 +248,14 @@ def _linear_glu(
     return b.plan.glu(gate_up, Activation.SILU)
 
 
+def _linear_alone(fmt: str, n_out: int, bias: bool, precise: bool, b: OpBuilder, x: int) -> int:
+    width = b.plan.buffers[x].width
+    weight = b.new("w", fmt, n_out, width, std=width**-0.5)
+    biases = [b.new("b", "F32", n_out) if bias else -1]
+    product = b.plan.linear(x, [weight], biases=biases, precise=precise)
+    return b.plan.activate(product, Activation.RELU2)
+
+
 def _add(b: OpBuilder, x: int) -> int:
     other = b.plan.linear(x, [_square(b, x)])
     return b.plan.add(x, to=other)
@@ -325,7 +333,8 @@ def _router(routing: Routing, b: OpBuilder, x: int) -> int:
 
 @dataclass(frozen=True)
 class Experts:
-    """The weights of experts: formats of gate, up (None: gate holds both) and down."""
+    """The weights of experts: formats of gate, up (None: gate holds both, or stands alone) and
+    down."""
 
     gate: str
     up: str | None
@@ -335,6 +344,7 @@ class Experts:
     used: int = 2
     bias: bool = False
     activation: Activation = Activation.SILU
+    alone: bool = False
     add: bool = False
     precise: bool = False
 
@@ -350,11 +360,15 @@ def _experts(e: Experts, b: OpBuilder, x: int) -> int:
     def bias(name: str, rows: int) -> int:
         return b.bias(name, e.n, rows) if e.bias else -1
 
-    gate = stacked("gate", e.gate, e.rows if e.up else 2 * e.rows, width)
+    gate = stacked("gate", e.gate, e.rows if e.up or e.alone else 2 * e.rows, width)
     up = stacked("up", e.up, e.rows, width) if e.up else -1
-    biases = bias("gate_bias", e.rows), bias("up_bias", e.rows)
+    biases = bias("gate_bias", e.rows), -1 if e.alone else bias("up_bias", e.rows)
     gated = p.expert_glu(
-        x, chosen, gate, up, biases=biases, activation=e.activation, precise=e.precise
+        *(x, chosen, gate, up),
+        biases=biases,
+        activation=e.activation,
+        alone=e.alone,
+        precise=e.precise,
     )
     down = stacked("down", e.down, width, e.rows)
     add_to = x if e.add else -1
@@ -506,6 +520,11 @@ def _cases() -> Iterable[OpCase]:
                 op = partial(_linear_glu, formats, n_out, bias, not bias)
                 name = f"linear_glu-{'-'.join(formats)}-{n_out}-{n_rows}rows-bias{bias:d}"
                 yield OpCase(name, 96, op, one_step(n_rows))
+    for fmt, n_out, n_rows in (("F16", 33, 1), ("Q4_1", 64, 40)):
+        for bias in (False, True):
+            op = partial(_linear_alone, fmt, n_out, bias, not bias)
+            name = f"linear_alone-{fmt}-{n_out}-{n_rows}rows-bias{bias:d}"
+            yield OpCase(name, 96, op, one_step(n_rows))
     op = partial(_linear_glu, ("Q4_0", "Q4_0"), 96, False, False)
     yield OpCase("linear_glu-quantized", 64, op, one_step(17), show_blocks=True)
     yield from _precise_cases()
@@ -556,6 +575,7 @@ def _expert_cases() -> Iterable[OpCase]:
         "quantized": Experts("Q4_0", "Q4_0", "Q8_0"),
         "fused": Experts("Q4_1", None, "Q5_0", used=4),
         "bias-clamped": Experts("Q8_0", "Q8_0", "Q8_0", bias=True, activation=Activation.CLAMPED),
+        "alone": Experts("Q4_0", None, "Q8_0", alone=True, bias=True, activation=Activation.RELU2),
         "add": Experts("Q5_1", "Q4_0", "Q4_1", add=True),
         "one-of-one": Experts("Q8_0", "Q8_0", "Q8_0", n=1, used=1),
         "precise": Experts("Q8_0", "Q8_0", "Q8_0", bias=True, precise=True),

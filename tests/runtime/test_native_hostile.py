@@ -312,6 +312,11 @@ NAMED = {
 }
 
 
+def a_bias_of_no_up(records: Records) -> None:
+    for at, weight in ((1, -1), (3, 0)):
+        set_field("ops", OpKind.EXPERT_GLU, "w", at, weight)(records)
+
+
 EXPERTS = {
     "more chosen than there are": set_field("ops", OpKind.ROUTER, "i", 1, 6),
     "none chosen": set_field("ops", OpKind.ROUTER, "i", 1, 0),
@@ -324,7 +329,7 @@ EXPERTS = {
     "more experts than the weights have": set_field("ops", OpKind.EXPERT_GLU, "i", 0, 6),
     "more pairs than the buffer has": set_field("ops", OpKind.EXPERT_GLU, "i", 1, 3),
     "an unknown activation": set_field("ops", OpKind.EXPERT_GLU, "i", 2, 99),
-    "a gate that is both, but is not": set_field("ops", OpKind.EXPERT_GLU, "w", 1, -1),
+    "a bias of no up": a_bias_of_no_up,
     "a bias that is a matrix": set_field("ops", OpKind.EXPERT_SUM, "w", 1, 0),
     "an expert weight that is none": set_field("ops", OpKind.EXPERT_SUM, "w", 0, -1),
     "a gate by rows that are none": set_field("ops", OpKind.ADD, "in", 1, -1),

@@ -39,6 +39,15 @@ def test_every_fourth_layer_of_qwen35_has_attention() -> None:
     assert not any(layer.is_recurrent for layer in config("qwen3").layers)
 
 
+def test_a_layer_of_one_part_is_told_by_its_sizes() -> None:
+    sizes = {"attention.head_count_kv": [0, 0, 2, 0], "feed_forward_length": [0, 96, 0, 0]}
+    found = config("nemotron_h", **sizes)
+    assert [layer.is_recurrent for layer in found.layers] == [True, False, False, True]
+    assert {layer.rope for layer in found.layers} == {None}
+    only_other = {"attention.layer_norm_rms_epsilon": 0.0, "attention.layer_norm_epsilon": 1e-3}
+    assert config("nemotron_h", **sizes, **only_other).norm_eps == 1e-3
+
+
 @pytest.mark.parametrize(
     ("arch", "changes", "error", "told"),
     [
@@ -47,6 +56,8 @@ def test_every_fourth_layer_of_qwen35_has_attention() -> None:
         ("granitehybrid", {"ssm.inner_size": 1 << 20}, FileFormatError, "inner_size is 1048576"),
         ("granitehybrid", {"ssm.conv_kernel": 1}, FileFormatError, "expected 2 to 64"),
         ("granitehybrid", {"ssm.state_size": 5000}, FileFormatError, "expected 1 to 4096"),
+        ("nemotron_h", {}, FileFormatError, "layer 0 has 2 kv_heads and an MLP of 512"),
+        ("nemotron_h_moe", {"moe_latent_size": 16}, UnsupportedError, "moe_latent_size is 16"),
         ("qwen35", {}, UnsupportedError, "values of other sizes than keys, 24"),
         ("qwen35", {"attention.recurrent_layers": [True]}, FileFormatError, "does not name 4"),
     ],
