@@ -12,6 +12,7 @@ from typing import Any
 from martlet.quant.convert_latent import SourceLatent
 from martlet.quant.dense_keys import dense_keys
 from martlet.quant.errors import MartletError
+from martlet.scripts.shapes_recurrent import RecurrentShape
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Shape:
     shared: int = 0  # experts that every row meets
     gating: int = 0  # as files number it; 0: they leave it unsaid
     latent: SourceLatent | None = None  # sizes of compressed keys, instead of kv_heads, head_dim
+    recurrent: RecurrentShape | None = None
 
     def metadata(self) -> dict[str, Any]:
         values: dict[str, Any] = {
@@ -54,6 +56,8 @@ class Shape:
             "vocab_size": self.vocab_size,
             **(self.latent.metadata if self.latent else {}),
         }
+        if self.recurrent:
+            values |= self.recurrent.metadata(self.n_layers, self.kv_heads)
         if self.window:
             values["attention.sliding_window"] = self.window
         if self.experts:
@@ -74,35 +78,39 @@ class Shape:
         """Names with (rows, cols), of experts (experts, rows, cols), or (n,) for norms."""
         yield "token_embd.weight", (self.vocab_size, self.dim)
         for n in range(self.n_layers):
-            layer = {**self._attention(), **self._feed_forward(n)}
-            yield from ((f"blk.{n}.{stem}.weight", size) for stem, size in layer.items())
+            layer = {"attn_norm.weight": (self.dim,), **self._mixer(n)}
+            layer |= {f"{stem}.weight": size for stem, size in self._feed_forward(n).items()}
+            yield from ((f"blk.{n}.{name}", size) for name, size in layer.items())
         yield "output_norm.weight", (self.dim,)
         if not self.is_tied:
             yield "output.weight", (self.vocab_size, self.dim)
 
+    def _mixer(self, n: int) -> dict[str, tuple[int, ...]]:
+        if self.recurrent and n not in self.recurrent.attention:
+            return self.recurrent.tensors(self.dim)
+        return {f"{stem}.weight": size for stem, size in self._attention().items()}
+
     def _attention(self) -> dict[str, tuple[int, ...]]:
-        layer: dict[str, tuple[int, ...]] = {"attn_norm": (self.dim,)}
         if self.latent:
             sizes = {"dim": self.dim, **self.latent.sizes()}
             parts = self.latent.parts().items()
-            return layer | {
-                _LATENT_STEMS[name]: tuple(sizes[dim] for dim in dims) for name, dims in parts
-            }
+            return {_LATENT_STEMS[name]: tuple(sizes[dim] for dim in dims) for name, dims in parts}
         q_rows, kv_rows = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        layer |= {
-            "attn_q": (q_rows, self.dim),
+        layer: dict[str, tuple[int, ...]] = {
+            "attn_q": (q_rows * (2 if self.arch == "qwen35" else 1), self.dim),
             "attn_k": (kv_rows, self.dim),
             "attn_v": (kv_rows, self.dim),
             "attn_output": (self.dim, q_rows),
         }
-        if self.arch in ("gemma3", "qwen3moe"):
+        if self.arch in ("gemma3", "qwen3moe", "qwen35"):
             layer |= {f"attn_{k}_norm": (self.head_dim,) for k in "qk"}
         if self.arch == "gemma3":
             layer |= {f"post_{k}_norm": (self.dim,) for k in ("attention", "ffw")}
         return layer
 
     def _feed_forward(self, n: int) -> dict[str, tuple[int, ...]]:
-        layer: dict[str, tuple[int, ...]] = {"ffn_norm": (self.dim,)}
+        norm = "post_attention_norm" if self.arch == "qwen35" else "ffn_norm"
+        layer: dict[str, tuple[int, ...]] = {norm: (self.dim,)}
         if not self.experts or n < self.n_dense:
             return layer | self._gated("", (), self.ffn_dim)
         width = self.expert_dim or self.ffn_dim
@@ -133,6 +141,8 @@ _SMOLLM2 = (49152, 8192, 1e5, 1e-5)
 _QWEN3 = (151936, 40960, 1e6, 1e-6)
 _MIXTRAL = (32000, 32768, 1e6, 1e-5)
 _GEMMA3 = (262144, 32768, 1e6, 1e-6)
+_QWEN35 = (248320, 262144, 1e7, 1e-6)
+_GRANITE4 = (100352, 131072, 1e4, 1e-5)
 _DEEPSEEK2 = (102400, 163840, 1e4, 1e-6)
 _GLM4_FLASH = (154880, 202752, 1e6, 1e-5)
 SHAPES: dict[str, Shape] = {
@@ -145,6 +155,14 @@ SHAPES: dict[str, Shape] = {
         Shape("qwen3-30b-a3b", "qwen3moe", 2048, 768, 48, 32, 4, 128, *_QWEN3, False, 0, 128, 8),
         Shape("mixtral-8x7b", "llama", 4096, 14336, 32, 32, 8, 128, *_MIXTRAL, False, 0, 8, 2),
         Shape("gemma3-270m", "gemma3", 640, 2048, 18, 4, 1, 256, *_GEMMA3, window=512),
+        Shape(
+            *("qwen3.5-0.8b", "qwen35", 1024, 3584, 24, 8, 2, 256, *_QWEN35),
+            recurrent=RecurrentShape(tuple(range(3, 24, 4)), 16, 16, 128, 128, is_delta=True),
+        ),
+        Shape(
+            *("granite-4-h-micro", "granitehybrid", 2048, 8192, 40, 32, 8, 64, *_GRANITE4),
+            recurrent=RecurrentShape((5, 15, 25, 35), 1, 64, 128, 64, is_delta=False),
+        ),
         Shape(
             *("deepseek-v2-lite", "deepseek2", 2048, 10944, 27, 16, 1, 64, *_DEEPSEEK2, False),
             experts=64,

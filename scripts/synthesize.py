@@ -72,7 +72,7 @@ def write_model(
     tensors = []
     for name, size in sizes.items():
         fmt = FORMATS[formats.get(name, "F32")]
-        tensors.append(OutTensor(name, size, fmt, partial(random_tensor, fmt, size, rng)))
+        tensors.append(OutTensor(name, size, fmt, partial(random_tensor, fmt, size, rng, name)))
     total_bytes = sum(t.n_bytes for t in tensors)
     done_bytes = 0
 
@@ -97,12 +97,16 @@ def metadata(shape: Shape, preset: Preset) -> dict[str, Any]:
     }
 
 
-def random_tensor(fmt: Format, size: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+def random_tensor(
+    fmt: Format, size: tuple[int, ...], rng: np.random.Generator, name: str = ""
+) -> np.ndarray:
     """uint8 (n_bytes,). Norms are 1; the rows of matrices have length 1, so that activations keep
-    theirs."""
+    theirs. States fade."""
     import numpy as np
     from martlet.quant.random_blocks import random_weights
 
+    if name.endswith("ssm_a"):
+        return np.full(size, -1, np.float32).view(np.uint8).reshape(-1)
     if len(size) == 1:
         return np.ones(size, np.float32).view(np.uint8)
     out = np.empty(fmt.data_bytes(size), np.uint8)

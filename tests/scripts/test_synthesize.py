@@ -50,6 +50,22 @@ def test_shapes_have_the_sizes_of_real_files(shape: str, preset: str, mega_bytes
     assert sum(sizes(shape, preset).values()) / 1e6 == pytest.approx(mega_bytes, rel=0.002)
 
 
+@pytest.mark.parametrize("name", ["qwen3.5-0.8b", "granite-4-h-micro"])
+def test_recurrent_shapes_load_and_run(tmp_path: Path, name: str) -> None:
+    shape = dataclasses.replace(find_shape(name), n_layers=6, vocab_size=300)
+    recurrent = shape.recurrent
+    assert recurrent is not None
+    small = dataclasses.replace(recurrent, attention=(2, 5), v_heads=2 * recurrent.k_heads)
+    shape = dataclasses.replace(shape, dim=256, ffn_dim=256, recurrent=small)
+    path = tmp_path / "model.gguf"
+    write_model(path, shape, PRESETS["Q4_0"])
+    model = load_model(path, executor="reference", context=32)
+    logits = model.executor.run(make_step([Chunk([1, 2, 3], 0, [0])]))
+    model.close()
+    assert np.isfinite(logits).all()
+    assert len(model.executor.plan.kv_layers) == 2
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_type_loads_and_runs(tmp_path: Path, preset: str) -> None:
     path = tmp_path / "model.gguf"
