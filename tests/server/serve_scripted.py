@@ -29,6 +29,7 @@ def main() -> None:
         executor=ScriptedExecutor(some_text),
         tokenizer=byte_tokenizer(),
         context=256,
+        adapters=(),
         config=SimpleNamespace(
             arch="llama",
             context_train=256,
