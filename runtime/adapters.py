@@ -23,7 +23,7 @@ import numpy as np
 from ..quant.gguf_file import GGUFFile, GGUFTensor
 from .errors import FileFormatError, RequestError, UnsupportedError
 from .plan import FLOAT_FORMATS, Plan
-from .plan_builder import LowRankParts
+from .plan_recording import LowRankParts
 from .weights import stored_name
 
 _FACTORS = (".lora_a", ".lora_b")

@@ -13,7 +13,6 @@ import logging
 import secrets
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
@@ -31,18 +30,20 @@ from .admission import (
 from .block_table import BlockTable
 from .constraint import Constraint
 from .drafts import NO_DRAFT, Draft
+from .drawing import draw_token
 from .errors import MartletError, ModelError, UnsupportedError
-from .events import Event, FinishReason, TokenEvent
+from .events import Event, FinishReason
 from .executors import Executor
 from .kv_blocks import BlockPool
 from .mailbox import Mailbox
+from .outbox import Outbox
 from .pace import Pace
 from .pooling import DEFAULT, NO_HIDDEN, Hidden
 from .prefix_store import DiskTier, PrefixStore, SavingExecutor
 from .prompt_scores import scored_rows
 from .readout import Read, Readers, Reads, read_prompt
 from .request import Request, Scheduled, State
-from .sampling import NUMPY, Drawer, Logits, sample, token_logprob
+from .sampling import NUMPY, Drawer, Logits
 from .sampling_params import CHOSEN_SEED_BITS, SamplingParams
 from .scheduler import Scheduler
 from .service import Service
@@ -153,8 +154,7 @@ class Engine:
         self._drawer: Drawer = getattr(executor, "drawer", NUMPY)
         self._tokenizer = tokenizer
         self._counts = Counts()
-        self._outbox: deque[tuple[Request, Event]] = deque()
-        self._holds_events = False
+        self._outbox = Outbox(self._fail)
         self._thread: threading.Thread | None = None
 
     # ---- from any thread -------------------------------------------------------------------------
@@ -304,20 +304,17 @@ class Engine:
             return True
         self._counts.count_step(granted)
         self.scheduler.commit(granted)
-        self._holds_events = True
-        try:
+        with self._outbox.held():
             # Entries beyond the vocabulary are padding.
             for read in reads.split(logits[:, : self._tokenizer.vocab_size], hidden):
                 self._answer(read)
-        finally:
-            self._deliver()
         return True
 
     def _answer(self, read: Read) -> None:
         request = read.request
         try:
             if of_prompt := read_prompt(read):
-                self._tell(request, of_prompt)
+                self._outbox.tell(request, of_prompt)
             if read.draws and request.is_full:  # nothing is asked beyond the prompt
                 self._finish(request, "length")
             elif read.draws:
@@ -403,37 +400,19 @@ class Engine:
                 log.debug("request %s: prefix miss %s", item.request.id, item.request.miss)
 
     def _advance(self, request: Request, logits: Logits, best_id: int) -> int:
-        """Draws one token, tells the owner and returns it. logits (vocab_size,); best_id: the first
-        of the best."""
-        params, constraint = request.params, request.constraint
-        token_id = sample(
+        """Draws one token, tells the owner and returns it."""
+        event, ends_by = draw_token(
+            request,
             logits,
-            params,
-            seed=request.seed,
-            n_prompt=request.n_prompt,
-            tokens=request.tokens,
-            allowed=self._counts.timed_mask(constraint) if constraint else None,
-            best_id=best_id,
+            best_id,
+            tokenizer=self._tokenizer,
             drawer=self._drawer,
+            counts=self._counts,
         )
-        if constraint:
-            constraint.accept(token_id)
-        logprob = (
-            None if params.logprobs is None else token_logprob(logits, token_id, params.logprobs)
-        )
-        is_end = token_id in self._tokenizer.eog_ids and not params.ignore_eos
-        text = "" if is_end else request.text.push(token_id)
-        now_ns = time.monotonic_ns()
-        if request.first_token_ns is None:
-            request.first_token_ns = now_ns
-        request.append(token_id)
-        self._counts.decoded += 1
-        self._tell(request, TokenEvent(request.n_output - 1, token_id, text, logprob, now_ns))
-        if is_end or request.text.stopped or (constraint and constraint.is_done):
-            self._finish(request, "stop", end_ns=now_ns)
-        elif request.is_full:
-            self._finish(request, "length", end_ns=now_ns)
-        return token_id
+        self._outbox.tell(request, event)
+        if ends_by:
+            self._finish(request, ends_by, end_ns=event.time_ns)
+        return event.token_id
 
     def _fail(self, request: Request, error: Exception) -> None:
         log.error("request %s failed", request.id, exc_info=error)
@@ -455,27 +434,7 @@ class Engine:
         if self._speculation:
             self._speculation.forget(request)
         self._counts.finished[reason] += 1
-        self._tell(
+        self._outbox.tell(
             request,
             request.ending(reason, time.monotonic_ns() if end_ns is None else end_ns, error),
         )
-
-    def _tell(self, request: Request, event: Event) -> None:
-        """While tokens are drawn, events wait for the last of them: an owner's thread that wakes up
-        earlier takes the interpreter from the draws, and the machine from the next step."""
-        self._outbox.append((request, event))
-        if not self._holds_events:
-            self._deliver()
-
-    def _deliver(self) -> None:
-        self._holds_events = True  # an owner may cause more events, which come after these
-        while self._outbox:
-            request, event = self._outbox.popleft()
-            try:
-                request.on_event(event)
-            except Exception as error:  # its owner's mistake must not end other requests
-                if request.state is State.FINISHED:
-                    log.error("on_event of request %s failed", request.id, exc_info=error)
-                else:
-                    self._fail(request, error)
-        self._holds_events = False

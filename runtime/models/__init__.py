@@ -13,7 +13,8 @@ from ..config import ModelConfig
 from ..errors import UnsupportedError
 from ..ops import Activation, BufferKind, RopeStyle
 from ..plan import Plan
-from ..plan_builder import LowRank, PlanBuilder
+from ..plan_builder import PlanBuilder
+from ..plan_recording import LowRank
 from ..rope import DIVISOR_TENSORS
 from ..weights import WeightSource, stored_name
 from . import dense, encoders, latent, mamba2, recurrent

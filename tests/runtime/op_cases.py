@@ -20,7 +20,8 @@ from martlet.quant.formats import FORMATS
 from martlet.runtime.executors import Executor
 from martlet.runtime.ops import Activation, BufferKind, EmbedBy, Gating, RopeStyle
 from martlet.runtime.plan import Plan
-from martlet.runtime.plan_builder import LowRankParts, PlanBuilder
+from martlet.runtime.plan_builder import PlanBuilder
+from martlet.runtime.plan_recording import LowRankParts
 from martlet.runtime.step import Step
 from martlet.runtime.weights import StoredTensor, StoredWeights
 

@@ -1,0 +1,59 @@
+"""A row of logits becomes the next token of a request: its event, and whether it is the last one.
+
+Owns: what is done with a drawn token, and why it ends its request. Must not know: steps, other
+requests, how tokens are drawn (sampling.py).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from .events import FinishReason, TokenEvent
+from .request import Request
+from .sampling import Drawer, Logits, sample, token_logprob
+from .stats import Counts
+from .vocabulary import Vocabulary
+
+
+class Drawn(NamedTuple):
+    event: TokenEvent
+    ends_by: FinishReason | None
+    """None: more tokens follow."""
+
+
+def draw_token(
+    request: Request,
+    logits: Logits,
+    best_id: int,
+    *,
+    tokenizer: Vocabulary,
+    drawer: Drawer,
+    counts: Counts,
+) -> Drawn:
+    """The request owns one token more. logits (vocab_size,); best_id: the first of the best."""
+    params, constraint = request.params, request.constraint
+    token_id = sample(
+        logits,
+        params,
+        seed=request.seed,
+        n_prompt=request.n_prompt,
+        tokens=request.tokens,
+        allowed=counts.timed_mask(constraint) if constraint else None,
+        best_id=best_id,
+        drawer=drawer,
+    )
+    if constraint:
+        constraint.accept(token_id)
+    logprob = None if params.logprobs is None else token_logprob(logits, token_id, params.logprobs)
+    is_end = token_id in tokenizer.eog_ids and not params.ignore_eos
+    text = "" if is_end else request.text.push(token_id)
+    now_ns = time.monotonic_ns()
+    if request.first_token_ns is None:
+        request.first_token_ns = now_ns
+    request.append(token_id)
+    counts.decoded += 1
+    event = TokenEvent(request.n_output - 1, token_id, text, logprob, now_ns)
+    if is_end or request.text.stopped or (constraint and constraint.is_done):
+        return Drawn(event, "stop")
+    return Drawn(event, "length" if request.is_full else None)
