@@ -33,9 +33,10 @@ MOST = 8
 WORTH = 1.05
 PROBE_EVERY = 64
 """Output tokens of a request without a guess, after which one is tried."""
-PRIOR = 0.6
+PRIOR = 0.4
 """Acceptance of what was never tried."""
-_WEIGHT = 0.15  # of one more guess in its running mean
+_WEIGHT = 0.15  # of one more guess in its running mean; the first ones weigh more
+_PRIOR_GUESSES = 3  # that the prior is worth
 
 
 @dataclass
@@ -55,6 +56,7 @@ class _Record:
     """What is known of one request's guesses."""
 
     rates: list[float]  # by kind
+    n_seen: list[int]  # the same: guesses behind a rate
     silent_since: int = 0  # output tokens when something was guessed last
 
 
@@ -102,9 +104,11 @@ class Speculation:
         if record is None:  # it has ended by one of them
             return
         record.silent_since = request.n_output
+        rates, n_seen = record.rates, record.n_seen
         for place in range(min(n_accepted + 1, n)):
-            is_right = place < n_accepted
-            record.rates[draft.kind] += _WEIGHT * (is_right - record.rates[draft.kind])
+            n_seen[draft.kind] += 1
+            weight = max(_WEIGHT, 1 / (_PRIOR_GUESSES + n_seen[draft.kind]))
+            rates[draft.kind] += weight * ((place < n_accepted) - rates[draft.kind])
 
     def observe(self, n_rows: int, n_streams: int, seconds: float) -> None:
         """A step has taken so long; all its rows were of streams."""
@@ -128,7 +132,8 @@ class Speculation:
         self.drafter.forget(request)
 
     def _record(self, request: Request) -> _Record:
-        made = _Record([PRIOR] * self.drafter.n_kinds, request.n_output)
+        n_kinds = self.drafter.n_kinds
+        made = _Record([PRIOR] * n_kinds, [0] * n_kinds, request.n_output)
         return self._records.setdefault(request.id, made)
 
     def _lengths(

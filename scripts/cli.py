@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from martlet.scripts.bench import bench
 from martlet.scripts.bench_peers import bench_peers
+from martlet.scripts.bench_speculate import bench_speculate
 from martlet.scripts.chat import chat
 from martlet.scripts.console import OneLineErrors
 from martlet.scripts.convert import convert
@@ -43,6 +44,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "convert": convert,
     "bench": bench,
     "bench-peers": bench_peers,
+    "bench-speculate": bench_speculate,
     "quantize": quantize,
     "imatrix": imatrix,
     "synthesize": synthesize,
