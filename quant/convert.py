@@ -44,9 +44,16 @@ class Conversion:
 
     @property
     def stored_type(self) -> str:
-        """The type that keeps every bit of the matrices: their own, F32 where they differ."""
+        """The type that keeps every bit of the matrices: their own, F32 where they differ. Those in
+        blocks are left aside."""
         types = {w.source.dtype for w in self.weights if w.source and len(w.shape) > 1}
+        types.discard("MXFP4")
         return types.pop() if len(types) == 1 else "F32"
+
+    @property
+    def in_blocks(self) -> dict[str, str]:
+        """Formats of the tensors that the checkpoint itself holds in blocks."""
+        return {w.name: "MXFP4" for w in self.weights if w.source and w.source.dtype == "MXFP4"}
 
     @property
     def vocab_size(self) -> int:

@@ -277,6 +277,8 @@ def _refuse_unsupported(given: Mapping[str, Any], family: Family) -> None:
             continue
         if key in given and given[key] not in neutral:
             shown = given[key]
+            if _is_packed(shown, family):
+                continue
             if key == "quantization_config" and isinstance(shown, dict):
                 shown = shown.get("quant_method")
             raise UnsupportedError(f"config.json: {key} is {shown!r}, which is not supported")
@@ -286,6 +288,13 @@ def _refuse_unsupported(given: Mapping[str, Any], family: Family) -> None:
             f"config.json: activation {activation!r} is not supported for {family.arch}, "
             f"only {family.activation!r}"
         )
+
+
+def _is_packed(quantization: Any, family: Family) -> bool:
+    """Blocks that are read as they are."""
+    if not isinstance(quantization, dict) or not family.experts or not family.experts.takes_turns:
+        return False
+    return bool(quantization.get("quant_method") == "mxfp4")
 
 
 def _check_query_scale(

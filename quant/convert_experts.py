@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from .convert_rope import positive
+from .convert_turns import TurnPart
 from .errors import FileFormatError, UnsupportedError
 from .safetensors_file import SourceTensor
 
@@ -48,6 +49,8 @@ class ExpertKeys:
     shared: str = "shared_experts"
     has_shared_gate: bool = False
     choice_bias: str = ""
+    has_bias: bool = False  # so have the router and all projections
+    takes_turns: bool = False  # stacks are stored as convert_turns.py describes
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,8 @@ class SourceExperts:
         """Names within a layer, and shapes; those of experts as one stack."""
         k, gate, up, down = self.keys, *self.keys.parts
         found: dict[str, tuple[int, ...]] = {f"{k.module}.gate.weight": (self.count, dim)}
+        if k.has_bias:
+            found[f"{k.module}.gate.bias"] = (self.count,)
         if k.choice_bias:
             found[f"{k.module}.{k.choice_bias}"] = (self.count,)
         for part, shape in (
@@ -79,6 +84,8 @@ class SourceExperts:
             if not part:
                 continue
             found[f"{k.module}.experts.{part}.weight"] = (self.count, *shape)
+            if k.has_bias:
+                found[f"{k.module}.experts.{part}.bias"] = (self.count, shape[0])
         if self.shared_dim:
             wide = (self.shared_dim, dim)
             for part, shape in ((gate, wide), (up, wide), (down, wide[::-1])):
@@ -232,7 +239,7 @@ class StackPart:
         return self.source.rows(expert * self.source.shape[1] + self.first + row)
 
 
-Source = SourceTensor | StackedTensor | StackPart
+Source = SourceTensor | StackedTensor | StackPart | TurnPart
 
 
 def stacked(named: Mapping[str, SourceTensor]) -> dict[str, Source]:

@@ -123,6 +123,32 @@ _GLM4MOE = Family(
         n_shared_experts=1,
     ),
 )
+_GPT_OSS = Family(
+    "gpt-oss",
+    windows=Windows.LAYERS,
+    rope_settings=frozenset({"truncate"}),
+    has_sinks=True,
+    experts=ExpertKeys(
+        count=("num_local_experts", "num_experts"),
+        dim="intermediate_size",
+        normalizes=True,
+        has_bias=True,
+        takes_turns=True,
+        neutral={"swiglu_alpha": (1.702,), "swiglu_limit": (7.0,)},
+    ),
+    renames={".mlp.router.": ".mlp.gate.", ".self_attn.sinks": ".self_attn.sinks.weight"},
+    defaults=base_keys(
+        131072,
+        1e-5,
+        num_key_value_heads=8,
+        head_dim=64,
+        sliding_window=128,
+        sliding_window_pattern=2,
+        num_experts_per_tok=4,
+        rope_theta=150000.0,
+        attention_bias=True,
+    ),
+)
 _QWEN3 = Family("qwen3", head_norm=HeadNorm.HEADS, defaults=base_keys(32768, 1e-6, head_dim=128))
 _GEMMA_SIZES: dict[str, Any] = {
     "tie_word_embeddings": True,
@@ -312,6 +338,7 @@ FAMILIES: dict[str, FamilyChoice] = {
     "GemmaForCausalLM": _GEMMA,
     "Gemma2ForCausalLM": _GEMMA2,
     "Phi3ForCausalLM": _PHI3,
+    "GptOssForCausalLM": _GPT_OSS,
     "SmolLM3ForCausalLM": _SMOLLM3,
     "Ministral3ForCausalLM": _MINISTRAL3,
     "Olmo2ForCausalLM": _OLMO2,

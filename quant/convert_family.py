@@ -66,6 +66,7 @@ class Family:
     is_centered: bool = False  # norms are LayerNorms
     norm_offset: float = 0.0  # the model adds it to norm weights, the GGUF holds the sum
     head_norm: HeadNorm = HeadNorm.NONE
+    has_sinks: bool = False  # every head has a score more, whose value is 0
     drops_nextn: bool = False  # blocks behind the last layer predict further tokens
     optional_head_norm: str = ""  # a key that says whether every head is normed, before rope
     head_norm_names: tuple[str, str] = ("self_attn.q_norm", "self_attn.k_norm")

@@ -50,6 +50,12 @@ def rope_keys(
         if key not in known and value not in neutral:
             raise UnsupportedError(f"config.json: {key} is {value!r:.80}, which is not supported")
     kind = rope.get("rope_type", rope.get("type", "default"))
+    # No key tells readers whether the ends of YaRN's ramp are rounded: the architecture does.
+    is_rounded = rope.get("truncate", True)
+    if kind == "yarn" and is_rounded is not ("truncate" not in known):
+        raise UnsupportedError(
+            f"config.json: YaRN with truncate = {is_rounded!r:.80} is not supported"
+        )
     convert = _KINDS.get(kind) if isinstance(kind, str) else None
     if convert is None:
         raise UnsupportedError(
@@ -166,8 +172,6 @@ def _dynamic(rope: _Rope) -> RopeKeys:
 
 
 def _yarn(rope: _Rope) -> RopeKeys:
-    if rope.values.get("truncate", True) is not True:
-        raise UnsupportedError("config.json: YaRN with truncate = false is not supported")
     values = rope.values
     factor = _number(values, "factor")
     keys = {

@@ -21,6 +21,7 @@ from .convert_experts import stacked
 from .convert_family import GATE_UP, QKV, SHARED_GATE_UP, Family, HeadNorm
 from .convert_latent import HeadRows, split_heads
 from .convert_recurrent import NO_CHANGE, PLAIN, Change
+from .convert_turns import is_packed, unstacked
 from .errors import FileFormatError, UnsupportedError
 from .safetensors_file import SourceTensor
 
@@ -123,7 +124,8 @@ def halves_to_pairs(rows: np.ndarray, head_dim: int) -> np.ndarray:
 
 def plan_weights(settings: Settings, tensors: Mapping[str, SourceTensor]) -> list[Weight]:
     """Every tensor of the GGUF file; raises where the checkpoint is not exactly as expected."""
-    stored = stacked(_of_layers(settings, _canonical(tensors, settings.family)))
+    canonical = _of_layers(settings, _canonical(tensors, settings.family))
+    stored = unstacked(canonical) if _takes_turns(settings.family) else stacked(canonical)
     named: dict[str, Source] = {**stored}
     if settings.latent:
         named = split_heads(stored, settings.latent)
@@ -155,6 +157,10 @@ def plan_weights(settings: Settings, tensors: Mapping[str, SourceTensor]) -> lis
     return [weights[0], *ropes, *weights[1:]]
 
 
+def _takes_turns(family: Family) -> bool:
+    return family.experts is not None and family.experts.takes_turns
+
+
 def ignored_tensors(tensors: Mapping[str, SourceTensor]) -> list[str]:
     """What is left out without harm to a model of text."""
     return [name for name in tensors if _IGNORED.fullmatch(name)]
@@ -175,7 +181,8 @@ def _canonical(tensors: Mapping[str, SourceTensor], family: Family) -> dict[str,
     for name, tensor in tensors.items():
         if _IGNORED.fullmatch(name) or (not family.classifier and _POOLER.fullmatch(name)):
             continue
-        tensor.check_convertible()
+        if not (_takes_turns(family) and is_packed(name)):
+            tensor.check_convertible()
         for prefix, plain in _PREFIXES:
             if name.startswith(prefix):
                 name = plain + name.removeprefix(prefix)
@@ -199,6 +206,7 @@ def _sizes(settings: Settings, named: Mapping[str, Source]) -> dict[str, int]:
         "kv": kv,
         "qkv": q + 2 * kv,
         "head": settings.head_dim,
+        "heads": settings.heads,
         "ffn": settings.ffn_dim,
         "gate_up": 2 * settings.ffn_dim,
         "vocab": settings.vocab_size or embedding.n_rows,
@@ -235,6 +243,8 @@ def _attention_parts(settings: Settings) -> dict[str, tuple[str, ...]]:
     if head_norm is not HeadNorm.NONE:
         widths = ("q", "kv") if head_norm is HeadNorm.WHOLE else ("head", "head")
         parts |= {name: (w,) for name, w in zip(family.head_norm_names, widths, strict=True)}
+    if family.has_sinks:
+        parts["self_attn.sinks"] = ("heads",)
     return parts
 
 

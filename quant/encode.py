@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from .blocks_legacy import pack_bf16, pack_f16, pack_f32
+from .encode_fp4 import encode_mxfp4
 from .errors import FileFormatError, UnsupportedError
 from .formats import FORMATS
 from .grid import GRIDS, Grid, fit_blocks, pack
@@ -24,11 +25,13 @@ from .grid import GRIDS, Grid, fit_blocks, pack
 PIECE_WEIGHTS = 1 << 17  # a thread's share at a time: the temporaries of packing stay in its cache
 LARGEST_HALF = 65504.0
 
-# The largest magnitude each plain format can hold; block formats are bound by their half floats.
+# Formats without a grid, and the largest magnitude that each can hold; blocks with a grid are bound
+# by their half floats.
 _PLAIN: dict[str, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
     "F32": (pack_f32, float(np.finfo(np.float32).max)),
     "F16": (pack_f16, LARGEST_HALF),
     "BF16": (pack_bf16, 3.3895313892515355e38),
+    "MXFP4": (encode_mxfp4, 6 * 2.0**124),
 }
 ENCODABLE = (*_PLAIN, *GRIDS)
 

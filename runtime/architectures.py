@@ -21,6 +21,8 @@ class Architecture:
     plain_local_rope: bool = False  # rope scaling is for global layers alone
     rope_on_local_only: bool = False  # in models with a window, global layers have no rope
     no_rope_every: int = 0  # layer l has no rope when (l + 1) mod n = 0
+    has_sinks: bool = False  # every head has one more score, whose value is 0
+    exact_yarn: bool = False  # the ends of YaRN's ramp are not rounded to whole dims
     has_rope_switch: bool = False  # rope.scaling.finetuned = false means no rope at all
     wide_query_layers: int = 0  # with so many layers the query scale is that of dim / heads
     is_centered: bool = False  # norms are LayerNorms
@@ -86,6 +88,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "glm4": Architecture(),
     "glm4moe": Architecture(experts=ExpertDefaults(Gating.SIGMOID), supports=_NEXTN),
+    "gpt-oss": Architecture(
+        window=128,
+        local_every=2,
+        has_sinks=True,
+        exact_yarn=True,
+        experts=ExpertDefaults(Gating.CHOSEN),
+    ),
     "granite": Architecture(has_rope_switch=True, divides_logits=True, supports=_GRANITE),
     "granitehybrid": Architecture(
         has_rope_switch=True,

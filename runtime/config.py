@@ -74,6 +74,7 @@ class ModelConfig:
     is_causal: bool = True  # else rows see those after them, and nothing is generated
     n_labels: int = 0  # scores that a classifier gives a text; 0: there is none
     is_centered: bool = False  # norms are LayerNorms
+    has_sinks: bool = False  # every head has one more score, whose value is 0
     attention_cap: float = 0.0  # scores are cap * tanh(score / cap); 0: as they are
     logit_scale: float = 1.0
     logit_cap: float = 0.0  # logits are cap * tanh(logits / cap); 0: as they are
@@ -136,6 +137,7 @@ class ModelConfig:
             n_labels=n_labels,
             is_centered=habits.is_centered,
             logit_scale=1 / logit_scale if habits.divides_logits else logit_scale,
+            has_sinks=habits.has_sinks,
             attention_cap=_cap(keys, "attn_logit_softcapping", habits.attention_cap),
             logit_cap=_cap(keys, "final_logit_softcapping", habits.logit_cap),
             temperature=temperature,
@@ -231,6 +233,7 @@ def _layers(
         arch.plain_local_rope,
         has_two_lists=LONG_FACTORS in shapes,
         grows_queries=arch.is_latent,
+        exact_yarn=arch.exact_yarn,
     )
     n_trunk = n_layers - keys.count("nextn_predict_layers", 0)
     if n_trunk < 1:

@@ -28,11 +28,14 @@ class Yarn:
     beta_fast: float = 32.0  # turns within the original context, above which angles are kept
     beta_slow: float = 1.0  # turns below which they are stretched
     ext_factor: float = 1.0  # 0: all dims are stretched
+    is_exact: bool = False  # the ends of the ramp are not rounded to whole dims
 
     def kept_share(self, base: float, n_rot: int) -> np.ndarray:
         """float64 (n_rot / 2): 1 where an angle is kept, 0 where it is stretched."""
-        low = math.floor(self._dim_of(self.beta_fast, base, n_rot))
-        high = math.ceil(self._dim_of(self.beta_slow, base, n_rot))
+        low = self._dim_of(self.beta_fast, base, n_rot)
+        high = self._dim_of(self.beta_slow, base, n_rot)
+        if not self.is_exact:
+            low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, n_rot - 1)
         ramp = (np.arange(n_rot // 2) - low) / max(0.001, high - low)
         return (1 - np.clip(ramp, 0, 1)) * self.ext_factor
@@ -88,6 +91,7 @@ class RopeRules:
     plain_local: bool = False  # local layers are never scaled
     has_two_lists: bool = False  # the file has longrope's divisors
     grows_queries: bool = False  # not cos and sin grow where a file names YaRN's multiplier
+    exact_yarn: bool = False  # the ends of its ramp are not rounded
 
 
 def read_rope(keys: Keys, head_dim: int, rules: RopeRules, *, is_local: bool) -> Rope:
@@ -142,7 +146,7 @@ def _scaled(keys: Keys, base: float, n_rot: int, rules: RopeRules) -> Rope:
         return Rope(base, n_rot)
     if kind == "linear":
         return Rope(base, n_rot, factor)
-    yarn = _yarn(keys)
+    yarn = replace(_yarn(keys), is_exact=rules.exact_yarn)
     amplitude = keys.number("rope.scaling.attn_factor", 1.0)
     amplitude *= keys.number("rope.scaling.yarn_attn_factor", 1.0)
     # Models whose training cancelled a part of that growth name the part.

@@ -34,6 +34,7 @@ SIZES: dict[str, tuple[str, int, int, int]] = {
     "gemma3": ("Gemma 3 270M", 18, 1, 256),
     "glm4": ("GLM-4 9B 0414", 40, 2, 128),
     "glm4moe": ("GLM-4.5-Air", 46, 8, 128),
+    "gpt-oss": ("gpt-oss-20b", 24, 8, 64),
     "granite": ("Granite 3.3 2B", 40, 8, 64),
     "granitehybrid": ("Granite 4.0 H-Micro 3B", 4, 8, 64),
     "granitemoe": ("Granite 3.1 3B-A800M", 32, 8, 64),
@@ -68,6 +69,7 @@ _HEAD_NORMS = {
     HeadNorm.AFTER_ROPE: "head norms after rope",
     HeadNorm.WHERE_PRESENT: "head norms where present",
 }
+_GLUS = {Activation.GELU_TANH: "GeGLU", Activation.CLAMPED: "clamped SwiGLU"}
 _SCALES = {
     "attention.temperature_scale": "query temperature",
     "residual_scale": "scaled residuals",
@@ -91,6 +93,8 @@ def _attention(arch: Architecture) -> str:
     parts = ["MLA" if arch.is_latent else "GQA" if arch.is_causal else "both ways"]
     if arch.local_every:
         parts.append(f"windows in {arch.local_every - 1} of {arch.local_every} layers")
+    if arch.has_sinks:
+        parts.append("sinks")
     if arch.rope_on_local_only:
         parts.append("rope there alone")
     if arch.no_rope_every == 1:
@@ -112,11 +116,10 @@ def _layers(name: str) -> str:
         said = (recorder.__doc__ or "").split("\n", 1)[0].rstrip(".")
         return f"{said}, experts" if arch.experts else said
     options = recorder.keywords
-    gelu = options.get("activation") is Activation.GELU_TANH
     parts = [
         _ORDERS[recorder.func.__name__],
         "LayerNorm" if arch.is_centered else "",
-        "GeGLU" if gelu else "SwiGLU",
+        _GLUS.get(options.get("activation", Activation.SILU), "SwiGLU"),
         "rope of pairs" if options["style"] is RopeStyle.PAIR else "rope of halves",
         _HEAD_NORMS.get(options.get("head_norm", HeadNorm.NONE), ""),
         "scaled embedding" if arch.scales_embedding else "",
@@ -150,9 +153,14 @@ def _tests(name: str) -> str:
 
 
 def written_into(page: str) -> str:
-    """The page with the table between its two marks made anew."""
+    """The page with the table made anew."""
+    return put_between(page, table())
+
+
+def put_between(page: str, text: str) -> str:
+    """The page with this between its two marks."""
     before, rest = page.split(_BEGIN)
-    return f"{before}{_BEGIN}\n{table()}\n{_END}{rest.split(_END)[1]}"
+    return f"{before}{_BEGIN}\n{text}\n{_END}{rest.split(_END)[1]}"
 
 
 if __name__ == "__main__":

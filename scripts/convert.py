@@ -71,12 +71,14 @@ def convert(
 
 
 def choose_formats(conversion: Conversion, preset: Preset) -> dict[str, str]:
-    """The format of each tensor by name; what the preset leaves alone is F32."""
+    """The format of each tensor by name; what the preset leaves alone is F32. Blocks of the
+    checkpoint stay what they are where its own type is kept."""
     from martlet.quant.mixtures import mixture
 
     shapes = {w.name: w.shape for w in conversion.weights}
     chosen = mixture(preset, conversion.metadata("", preset.file_type), shapes)
-    return {**dict.fromkeys(shapes, "F32"), **chosen}
+    kept = conversion.in_blocks if preset.name == conversion.stored_type else {}
+    return {**dict.fromkeys(shapes, "F32"), **chosen, **kept}
 
 
 def write_file(

@@ -21,6 +21,7 @@ from martlet.scripts.source_experts import experts_forward
 from martlet.scripts.source_latent import latent_attention
 from martlet.scripts.source_recurrent import LAYERS as RECURRENT
 from martlet.scripts.source_recurrent import falcon_scale, sigmoid
+from martlet.scripts.source_turns import turned_experts
 
 _SLICE_WEIGHTS = 1 << 24
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)")
@@ -79,14 +80,14 @@ class _Source:
             if "vision" not in name
         }
 
-    def _find(self, ending: str) -> Any:
+    def find(self, ending: str) -> Any:
         found = [t for n, t in self._tensors.items() if n == ending or n.endswith(f".{ending}")]
         if ending == "norm.weight":  # that of the model, not of a layer
             found = [t for t in found if "layers." not in t.name]
         return found[0] if found else None
 
     def rows(self, ending: str, index: slice | np.ndarray) -> np.ndarray:
-        rows: np.ndarray = self._find(ending).rows(index)
+        rows: np.ndarray = self.find(ending).rows(index)
         return rows
 
     def norm(self, x: np.ndarray, at: str, name: str) -> np.ndarray:
@@ -115,18 +116,18 @@ class _Source:
 
     def _place(self, name: str) -> tuple[int, int, Any, Any]:
         """(first row, end, tensor, bias) of a projection."""
-        if (weight := self._find(f"{name}.weight")) is not None:
-            return 0, weight.n_rows, weight, self._find(f"{name}.bias")
+        if (weight := self.find(f"{name}.weight")) is not None:
+            return 0, weight.n_rows, weight, self.find(f"{name}.bias")
         s, (layer, part) = self.settings, name.rsplit(".", 1)
         short = part.removesuffix("_proj")
         if match := _EXPERT.fullmatch(layer):
             fused = f"{match[1]}.{_FUSED.get(short, short)}_proj"
-            weight = self._find(fused)  # (experts, rows, cols)
+            weight = self.find(fused)  # (experts, rows, cols)
             height = weight.shape[1] // (2 if short in _FUSED else 1)
             first = int(match[2]) * weight.shape[1] + height * (short == "up")
             return first, first + height, weight, None
         fused = f"{layer}.{_FUSED[short]}_proj"
-        weight, bias = self._find(f"{fused}.weight"), self._find(f"{fused}.bias")
+        weight, bias = self.find(f"{fused}.weight"), self.find(f"{fused}.bias")
         q, kv, half = s.heads * s.head_dim, s.kv_heads * s.head_dim, weight.n_rows // 2
         order = {"q": q, "k": kv, "v": kv} if short in "qkv" else {"gate": half, "up": half}
         first = sum(list(order.values())[: list(order).index(short)])
@@ -181,8 +182,13 @@ def _attention(source: _Source, config: Mapping[str, Any], n: int, x: np.ndarray
     if s.is_local[n]:
         visible &= distance < s.window
     scores = np.where(visible, scores, -np.inf)
+    if s.family.has_sinks:
+        sinks = source.rows(f"{at}self_attn.sinks.weight", slice(None))
+        beside = np.broadcast_to(sinks[:, None], (s.heads, len(x), 1))
+        scores = np.concatenate((scores, beside), axis=2)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
+    weights = weights[:, :, : len(x)]
     mixed = np.einsum("hqk,khd->qhd", weights.astype(np.float32), v)
     mixed = mixed.reshape(len(x), -1)
     if gate is not None:
@@ -214,6 +220,8 @@ def _fed(source: _Source, config: Mapping[str, Any], n: int, x: np.ndarray) -> n
     experts, at = source.settings.experts, f"layers.{n}."
     if experts is None or not experts.has(n):
         return _mlp(source, at, x)
+    if experts.keys.takes_turns:
+        return turned_experts(x, at, experts.metadata["expert_used_count"], source.find)
     return experts_forward(
         x,
         at,
@@ -299,7 +307,10 @@ def _frequencies(
             dim * math.log(original / (beta * 2 * math.pi)) / (2 * math.log(base))
             for beta in (rope.get("beta_fast") or 32, rope.get("beta_slow") or 1)
         ]
-        low, high = max(math.floor(bounds[0]), 0), min(math.ceil(bounds[1]), dim - 1)
+        low, high = bounds
+        if rope.get("truncate", True):
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, dim - 1)
         ramp = np.clip((np.arange(dim // 2) - low) / max(high - low, 0.001), 0, 1)
         return plain / factor * ramp + plain * (1 - ramp), _yarn_amplitude(rope, factor)
     return plain, 1.0

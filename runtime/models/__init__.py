@@ -44,6 +44,12 @@ RECORDERS: dict[str, Recorder] = {
         head_norm=HeadNorm.WHERE_PRESENT,
         mlp_norm="post_attention_norm",
     ),
+    "gpt-oss": partial(
+        dense.pre_norm,
+        style=HALF,
+        activation=Activation.CLAMPED,
+        mlp_norm="post_attention_norm",
+    ),
     "granite": partial(dense.pre_norm, style=PAIR),
     "granitehybrid": mamba2.granite_hybrid,
     "granitemoe": partial(dense.pre_norm, style=PAIR),

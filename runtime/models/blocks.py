@@ -103,6 +103,7 @@ class Recording:
             cap=c.attention_cap,
             window=layer.window,
             both_ways=not c.is_causal,
+            sinks=p.weight(f"blk.{n}.attn_sinks.weight", layer.heads) if c.has_sinks else -1,
         )
 
     def trig_of(self, n: int) -> int:

@@ -31,7 +31,7 @@ def stored_arrays(folder: Path) -> dict[str, np.ndarray]:
     arrays = {}
     for path in sorted(folder.glob("*.safetensors")):
         for name, tensor in SafetensorsFile.open(path).tensors.items():
-            dtype = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}[tensor.dtype]
+            dtype = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "U8": "u1"}[tensor.dtype]
             arrays[name] = tensor.data.view(dtype).reshape(tensor.shape).copy()
     return arrays
 

@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from martlet.quant.errors import MartletError, NoSpace
 from martlet.quant.gguf_file import GGUFFile
 from martlet.quant.mixtures import find_preset, mixture
 from martlet.quant.quantize import Plan, quantize_file
+from martlet.runtime.architectures import ARCHITECTURES
 from martlet.runtime.model import load_model
 from martlet.runtime.ops import BufferKind, KvType
 from martlet.scripts import convert as command
@@ -78,8 +80,13 @@ def greedy(path: Path, prompt: str, n_tokens: int) -> str:
 
 
 @pytest.mark.parametrize("name", LLAMA_CPP["said"])
-def test_the_greedy_text_is_that_of_llama_cpp(name: str, tmp_path: Path) -> None:
+def test_the_greedy_text_is_that_of_llama_cpp(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = gguf_of(name)
+    if name == "gpt-oss":  # llama.cpp rounds the ends of YaRN's ramp
+        rounding = replace(ARCHITECTURES[name], exact_yarn=False)
+        monkeypatch.setitem(ARCHITECTURES, name, rounding)
     if name == "mistral":  # llama.cpp does not know the window of this architecture
         folder = copied(name, tmp_path)
         edit_json(folder / "config.json", sliding_window=None)
