@@ -128,12 +128,11 @@ class PlanBuilder(PlanRecording):
             )
             col += sum(widths[start:stop])
             start = stop
-        self._adapt(x, out, weights)
+        self._adapt(x, out, weights, out_col)
         return out
 
-    def _adapt(self, x: int, out: int, weights: Sequence[int]) -> None:
-        """What the adapters add to products that are in `out`."""
-        col = 0
+    def _adapt(self, x: int, out: int, weights: Sequence[int], col: int) -> None:
+        """What the adapters add to products that are in `out` from column `col` on."""
         for weight in weights:
             rows, cols = self.tensors[weight].shape
             for n, adapter in enumerate(self.adapters):

@@ -14,7 +14,9 @@ from martlet.runtime.config import ModelConfig
 from martlet.runtime.errors import FileFormatError, ModelError, UnsupportedError
 from martlet.runtime.executors.native import NativeExecutor
 from martlet.runtime.models import record_plan
-from martlet.runtime.ops import Gating, KvType, OpKind
+from martlet.runtime.ops import BufferKind, Gating, KvType, OpKind
+from martlet.runtime.plan_builder import LowRankParts, PlanBuilder
+from martlet.runtime.weights import StoredTensor, StoredWeights
 from martlet.scripts.shapes import find_shape
 
 from ..recorded import recorded_model
@@ -206,9 +208,21 @@ def test_a_spoiled_plan_is_refused(name: str) -> None:
 
 
 def test_compressed_keys_have_whole_blocks() -> None:
-    model, weights = recorded_model(NAME)
-    from martlet.runtime.plan_builder import PlanBuilder
-
     with pytest.raises(ModelError, match="of 24 values are not supported"):
-        PlanBuilder(weights, 8).new_kv_layer(1, 32, 24, is_latent=True)
-    assert model.layers[0].latent is not None
+        PlanBuilder(StoredWeights({}), 8).new_kv_layer(1, 32, 24, is_latent=True)
+
+
+def test_an_adapter_adds_to_keys_where_they_stand_behind_the_queries() -> None:
+    shapes = {"table": (3, 4), "w": (6, 4), "a": (2, 4), "b": (6, 2)}
+    tensors = {name: StoredTensor.from_floats(np.ones(shape)) for name, shape in shapes.items()}
+
+    class Adapter:
+        def parts_of(self, weight: str) -> LowRankParts | None:
+            return LowRankParts("a", "b", 2, 1.0) if weight == "w" else None
+
+    b = PlanBuilder(StoredWeights(tensors), 8, BufferKind.F32, adapters=[Adapter()])
+    out = b.linear(b.embed(b.weight("table", 3, 4)), [b.weight("w", 6, 4)], out_col=5)
+    linear, adapt = b.ops[-2:]
+    assert (linear.kind, adapt.kind) == (OpKind.LINEAR, OpKind.ADAPT)
+    assert linear.out == adapt.out == out
+    assert linear.ints[0] == adapt.ints[0] == 5
