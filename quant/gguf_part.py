@@ -38,9 +38,8 @@ _LEAST_TENSOR_BYTES = 8 + 1 + 4 + 4 + 8  # name length, name, n_dims, type, offs
 _BIG_ENDIAN_VERSIONS = tuple(int.from_bytes(v.to_bytes(4, "big"), "little") for v in (1, 2, 3))
 # Only for messages: what a file may hold beyond FORMATS.
 _OTHER_TYPES = {
-    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S",
-    22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0",
-    35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
+    9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 40: "NVFP4",
+    41: "Q1_0",
 }  # fmt: skip
 
 

@@ -107,6 +107,7 @@ class Preset:
     ffn_down: Rule = as_body
     attn_output: Rule = as_body
     eight_experts_output: str | None = None  # attn_output of models with exactly 8 experts
+    experts: str | None = None  # all matrices of experts
 
 
 PRESETS: dict[str, Preset] = {
@@ -138,6 +139,7 @@ PRESETS: dict[str, Preset] = {
         Preset(
             "IQ4_XS", 30, "IQ4_XS", gqa4("Q5_K"), without_imatrix(early(8, "Q5_K")), as_body, "Q5_K"
         ),
+        Preset("MXFP4_MOE", 38, "Q8_0", experts="MXFP4"),
     )
 }  # fmt: skip
 # What people write for a preset by the name of its body.
@@ -270,6 +272,8 @@ class _Chooser:
 
     def preferred(self, name: str) -> str:
         body = self.preset.body
+        if self.preset.experts and "_exps." in name:
+            return self.preset.experts
         if name == "output.weight" or (self.is_tied and name in _EMBEDDINGS):
             return self.overrides.output or ("Q8_0" if body == "Q8_0" else "Q6_K")
         role = _role(name)

@@ -60,6 +60,8 @@ class Shape:
             values |= self.recurrent.metadata(self.n_layers, self.kv_heads)
         if self.window:
             values["attention.sliding_window"] = self.window
+        if self.arch == "gpt-oss":
+            values |= _YARN
         if self.experts:
             values["expert_count"], values["expert_used_count"] = self.experts, self.used
             values["expert_feed_forward_length"] = self.expert_dim or self.ffn_dim
@@ -106,10 +108,12 @@ class Shape:
             layer |= {f"attn_{k}_norm": (self.head_dim,) for k in "qk"}
         if self.arch == "gemma3":
             layer |= {f"post_{k}_norm": (self.dim,) for k in ("attention", "ffw")}
+        if self.arch == "gpt-oss":
+            layer["attn_sinks"] = (self.heads,)
         return layer
 
     def _feed_forward(self, n: int) -> dict[str, tuple[int, ...]]:
-        norm = "post_attention_norm" if self.arch == "qwen35" else "ffn_norm"
+        norm = "post_attention_norm" if self.arch in ("qwen35", "gpt-oss") else "ffn_norm"
         layer: dict[str, tuple[int, ...]] = {norm: (self.dim,)}
         if not self.experts or n < self.n_dense:
             return layer | self._gated("", (), self.ffn_dim)
@@ -135,6 +139,12 @@ _LATENT_STEMS = {
     "self_attn.o_proj": "attn_output",
 }
 
+# Of gpt-oss.
+_YARN = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 32.0,
+    "rope.scaling.original_context_length": 4096,
+}
 # vocab_size, context, rope_base, norm_eps
 _LLAMA3 = (128256, 131072, 5e5, 1e-5)
 _SMOLLM2 = (49152, 8192, 1e5, 1e-5)
@@ -142,6 +152,7 @@ _QWEN3 = (151936, 40960, 1e6, 1e-6)
 _MIXTRAL = (32000, 32768, 1e6, 1e-5)
 _GEMMA3 = (262144, 32768, 1e6, 1e-6)
 _QWEN35 = (248320, 262144, 1e7, 1e-6)
+_GPT_OSS = (201088, 131072, 150000.0, 1e-5)
 _GRANITE4 = (100352, 131072, 1e4, 1e-5)
 _DEEPSEEK2 = (102400, 163840, 1e4, 1e-6)
 _GLM4_FLASH = (154880, 202752, 1e6, 1e-5)
@@ -155,6 +166,12 @@ SHAPES: dict[str, Shape] = {
         Shape("qwen3-30b-a3b", "qwen3moe", 2048, 768, 48, 32, 4, 128, *_QWEN3, False, 0, 128, 8),
         Shape("mixtral-8x7b", "llama", 4096, 14336, 32, 32, 8, 128, *_MIXTRAL, False, 0, 8, 2),
         Shape("gemma3-270m", "gemma3", 640, 2048, 18, 4, 1, 256, *_GEMMA3, window=512),
+        Shape(
+            *("gpt-oss-20b", "gpt-oss", 2880, 2880, 24, 64, 8, 64, *_GPT_OSS, False),
+            window=128,
+            experts=32,
+            used=4,
+        ),
         Shape(
             *("qwen3.5-0.8b", "qwen35", 1024, 3584, 24, 8, 2, 256, *_QWEN35),
             recurrent=RecurrentShape(tuple(range(3, 24, 4)), 16, 16, 128, 128, is_delta=True),

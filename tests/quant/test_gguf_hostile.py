@@ -173,7 +173,7 @@ HOSTILE = {
         two_tensors(gb.tensor("b", [16], offset=32)), FileFormatError, "the tensor before it reach",
     ),
     "known type": (
-        two_tensors(gb.tensor("b", [256], 16, offset=64)), UnsupportedError, r"type 16 \(IQ2_XXS\)",
+        two_tensors(gb.tensor("b", [256], 40, offset=64)), UnsupportedError, r"type 40 \(NVFP4\)",
     ),
     "unknown type": (
         two_tensors(gb.tensor("b", [256], 99, offset=64)), UnsupportedError, r"type 99 \(unknown\)",

@@ -66,6 +66,22 @@ def test_recurrent_shapes_load_and_run(tmp_path: Path, name: str) -> None:
     assert len(model.executor.plan.kv_layers) == 2
 
 
+def test_gpt_oss_loads_and_runs(tmp_path: Path) -> None:
+    small = {"dim": 64, "ffn_dim": 64, "n_layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16}
+    shape = dataclasses.replace(find_shape("gpt-oss-20b"), vocab_size=300, **small, experts=5)
+    path = tmp_path / "model.gguf"
+    write_model(path, shape, PRESETS["MXFP4_MOE"])
+    with GGUFFile.open(path) as file:
+        formats = {file.tensors[f"blk.1.ffn_{p}_exps.weight"].format.name for p in ("up", "down")}
+        assert formats == {"MXFP4"}
+        assert file.tensors["blk.1.attn_q.weight"].format.name == "Q8_0"
+    model = load_model(path, executor="reference", context=32)
+    logits = model.executor.run(make_step([Chunk([1, 2, 3], 0, [0])]))
+    assert [layer.window for layer in model.config.layers] == [128, 0]
+    model.close()
+    assert np.isfinite(logits).all()
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_type_loads_and_runs(tmp_path: Path, preset: str) -> None:
     path = tmp_path / "model.gguf"
