@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from martlet.quant.formats import FORMATS
 from martlet.runtime.ops import BUFFER_DTYPE, KV_LAYER_DTYPE, OP_DTYPE, BufferKind, OpKind
 
 from .op_cases import OP_CASES
@@ -131,6 +132,13 @@ def norm_weight_as_matrix(r: Records) -> None:
     """The one-row matrix would be packed, and its values as a norm's weight would be gone."""
     linear = op_of(r, OpKind.LINEAR)
     r.ops["w"][linear, 1:3] = -1, vector(r, OpKind.NORM)
+
+
+def codes_without_a_book(r: Records) -> None:
+    at = next(i for i, t in enumerate(r.tensors) if t["format"] == FORMATS["Q4_K"].ggml_type)
+    vectors, tensor = FORMATS["IQ2_XXS"], r.tensors[at]
+    tensor["format"] = vectors.ggml_type
+    tensor["n_bytes"] = vectors.data_bytes((tensor["rows"], tensor["cols"]))
 
 
 def trig_from_logits(r: Records) -> None:
@@ -267,6 +275,7 @@ NAMED = {
     "a window that looks ahead": (windowed_and_both_ways, "op"),
     "gap in a stack of weights": (gap_in_stack, "op"),
     "norm weight that is a matrix": (norm_weight_as_matrix, "op"),
+    "codes without a book": (codes_without_a_book, r"tensor \d+ \(format 16.* is not usable"),
     "trig in the logits": (trig_from_logits, "op"),
     "queries in the logits": (attend_logits, "op"),
     "copies over their source": (rows_over_their_copies, "op"),

@@ -24,6 +24,13 @@ TEKKEN = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+O200K = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 NFC = {"type": "NFC"}
@@ -50,6 +57,7 @@ def test_published_files_get_their_names() -> None:
     assert name_of(sequence(split(QWEN2), BYTES), normalizer=NFC) == "qwen2"
     assert name_of(sequence(split(QWEN2), BYTES)) == "deepseek-r1-qwen"
     assert name_of(sequence(split(TEKKEN), BYTES), ignore_merges=True) == "tekken"
+    assert name_of(sequence(split(O200K), BYTES)) == "gpt-4o"
     assert name_of({**BYTES, "use_regex": True}) == "gpt-2"
     digits = {"type": "Digits", "individual_digits": True}
     assert name_of(sequence(digits, {**BYTES, "use_regex": True})) == "smollm"
