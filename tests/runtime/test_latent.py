@@ -15,7 +15,8 @@ from martlet.runtime.errors import FileFormatError, ModelError, UnsupportedError
 from martlet.runtime.executors.native import NativeExecutor
 from martlet.runtime.models import record_plan
 from martlet.runtime.ops import BufferKind, Gating, KvType, OpKind
-from martlet.runtime.plan_builder import LowRankParts, PlanBuilder
+from martlet.runtime.plan_builder import PlanBuilder
+from martlet.runtime.plan_recording import LowRankParts
 from martlet.runtime.weights import StoredTensor, StoredWeights
 from martlet.scripts.shapes import find_shape
 
