@@ -15,17 +15,23 @@ int mt_is_matrix(const mt_plan *p, int32_t tensor) {
 
 static int is_activation(int32_t i) { return i >= 0 && i < MT_N_ACTIVATIONS; }
 
-static const mt_tensor *matrix_of(const mt_plan *p, int32_t id, int64_t cols) {
+/* Also one that stays in the file, where rows are only embedded. */
+static const mt_tensor *table_of(const mt_plan *p, int32_t id, int64_t cols) {
     if (id < 0 || id >= p->n_tensors) return NULL;
     const mt_tensor *t = &p->tensors[id];
     const mt_layout *f = mt_layout_of(t->format);
     if (!f || t->rows < 1 || t->cols != cols || cols % f->raw_block) return NULL;
     return t;
 }
+static const mt_tensor *matrix_of(const mt_plan *p, int32_t id, int64_t cols) {
+    const mt_tensor *t = table_of(p, id, cols);
+    return t && !(t->flags & MT_TENSOR_STAYS) ? t : NULL;
+}
 static int is_vector(const mt_plan *p, int32_t id, int32_t format, int64_t n) {
     if (id < 0 || id >= p->n_tensors) return 0;
     const mt_tensor *t = &p->tensors[id];
-    return t->format == format && t->rows == 1 && t->cols == n && !mt_is_matrix(p, id);
+    return t->format == format && t->rows == 1 && t->cols == n && !mt_is_matrix(p, id) &&
+           !(t->flags & MT_TENSOR_STAYS);
 }
 static int is_norm_weight(const mt_plan *p, int32_t id, int64_t group, int64_t width) {
     return id < 0 || is_vector(p, id, MT_F32, group) || is_vector(p, id, MT_F32, width);
@@ -110,7 +116,8 @@ static int check_router(const mt_plan *p, const mt_op *op, const mt_buffer *out)
     if (n > MT_MAX_EXPERTS || used < 1 || used > MT_MAX_USED || out->width != 2 * used) return 0;
     if (groups < 1 || groups > n || n % groups || kept < 1 || kept > groups) return 0;
     if (used > n / groups * kept || op->i[0] < 0 || op->i[0] >= MT_N_GATINGS) return 0;
-    return op->w[0] < 0 || is_vector(p, op->w[0], MT_F32, n);
+    return (op->w[0] < 0 || is_vector(p, op->w[0], MT_F32, n)) &&
+           (op->w[1] < 0 || is_vector(p, op->w[1], MT_F32, n));
 }
 
 /* The rows x of experts (in[0], in[1]), the chosen ones (in[2]), their numbers (i[0], i[1]), and a
@@ -160,7 +167,8 @@ static int check_kv(const mt_plan *p, const mt_op *op, int32_t layer, const mt_b
     const int64_t values = kv->is_latent ? 0 : kv_heads * value_dim;
     return kv->kv_heads == kv_heads && kv->head_dim == head_dim && kv->value_dim == value_dim &&
            heads % kv_heads == 0 && heads <= MAX_HEADS &&
-           (heads + kv_heads) * head_dim + values == qkv->width;
+           (heads * head_dim == qkv->width || /* keys and values are another op's */
+            (heads + kv_heads) * head_dim + values == qkv->width);
 }
 
 static int check_rope_kv(const mt_plan *p, const mt_op *op, const mt_buffer *out) {
@@ -172,6 +180,8 @@ static int check_rope_kv(const mt_plan *p, const mt_op *op, const mt_buffer *out
     if (op->i[5] != 0 && op->i[5] != 1) return 0;
     if (n_rot && !same_rows(buffer_of(p, op->in[1], MT_BUF_F32), out, n_rot)) return 0;
     if ((op->i[7] != 0 && op->i[7] != 1) || op->i[8] < 0) return 0;
+    if (op->i[9] != 0 && (op->i[9] != 1 || is_latent)) return 0;
+    if (op->w[1] >= 0 && out->width == op->i[0] * op->i[2]) return 0; /* there are no keys */
     const int64_t k_norm = is_latent ? op->i[3] : op->i[2];
     const int64_t k_width = is_latent ? op->i[3] : (int64_t)op->i[1] * op->i[2];
     return is_norm_weight(p, op->w[0], op->i[2], (int64_t)op->i[0] * op->i[2]) &&
@@ -298,7 +308,7 @@ int mt_check_op(const mt_plan *p, const mt_op *op) {
     const mt_buffer *in = buffer_of(p, op->in[0], MT_BUF_F32);
     switch (op->kind) {
     case MT_OP_EMBED:
-        return is_row_of_step(out) && matrix_of(p, op->w[0], out->width) && op->i[0] >= 0 &&
+        return is_row_of_step(out) && table_of(p, op->w[0], out->width) && op->i[0] >= 0 &&
                op->i[0] < MT_N_EMBED_BYS;
     case MT_OP_NORM:
         return same_rows(in, any, any->width) && op->i[0] > 0 && any->width % op->i[0] == 0 &&

@@ -126,6 +126,17 @@ static size_t pairs_layout(mt_engine *e, uint8_t *base) {
     return 2 * (of_experts + of_pairs);
 }
 
+/* Of the widest matrix that stays in the file. */
+static size_t file_tile_bytes(const mt_engine *e) {
+    size_t most = 0;
+    for (int32_t i = 0; i < e->plan.n_tensors; i++) {
+        const mt_weight *w = &e->weights[i];
+        const size_t n = w->stored.data ? (size_t)mt_tile_bytes(w->layout, w->cols) : 0;
+        if (n > most) most = n;
+    }
+    return most;
+}
+
 static size_t scratch_layout(mt_engine *e, mt_scratch *s, uint8_t *base) {
     size_t widest = MT_GLU_CHUNK, head_dim = 16, at = 0;
     for (int32_t i = 0; i < e->plan.n_buffers; i++)
@@ -145,6 +156,7 @@ static size_t scratch_layout(mt_engine *e, mt_scratch *s, uint8_t *base) {
                  {(void **)&s->acc, MT_COL_CHUNK * MT_TILE_ROWS * sizeof(float)},
                  {(void **)&s->rows, MT_FLOAT_ROWS * MT_K_FLOATS * sizeof(float)},
                  {(void **)&s->row, widest * sizeof(float)},
+                 {(void **)&s->tile, file_tile_bytes(e)},
                  {(void **)&s->gathered, gathered_bytes(e)},
                  {(void **)&s->sums, sums_bytes(e)},
                  {(void **)&s->attn, MT_ATTN_SCRATCH * sizeof(float)},

@@ -33,6 +33,7 @@ typedef struct mt_weight {
     int64_t rows, cols;
     int64_t n_tiles;
     uint8_t *packed;    /* matrices: tiles */
+    mt_tensor stored;   /* those that stay in the file, as they stand there; they have no tiles */
     const void *values; /* vectors (float) and tables (double): a copy in the arena of weights */
 } mt_weight;
 
@@ -53,6 +54,7 @@ typedef struct mt_scratch {
     float *acc;           /* (MT_COL_CHUNK, 32) */
     float *rows;          /* (MT_FLOAT_ROWS, MT_K_FLOATS) widened activations */
     float *row;           /* (widest buffer) */
+    uint8_t *tile;        /* one of a matrix that stays in the file */
     float *sums;          /* see sums_bytes */
     uint8_t *gathered;    /* rows of an expert, see gathered_bytes */
     float *attn;          /* MT_ATTN_SCRATCH floats */

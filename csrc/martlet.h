@@ -19,7 +19,7 @@
 /* ---- cffi begins ---- */
 
 enum {
-    MT_ABI_VERSION = 17,
+    MT_ABI_VERSION = 18,
     MT_ERR_BYTES = 256 /* size of the message buffer that a failing call fills */
 };
 
@@ -118,7 +118,7 @@ typedef struct mt_op {
     int32_t out;      /* buffer id */
     int32_t out_rest; /* buffer id: what a Q8 out leaves over, or -1 */
     int32_t w[6];     /* tensor ids */
-    int32_t i[9];     /* integer attributes */
+    int32_t i[10];    /* integer attributes */
     float f[4];       /* float attributes */
 } mt_op;
 
@@ -136,7 +136,8 @@ typedef struct mt_buffer {
 } mt_buffer;
 
 enum mt_tensor_flag {
-    MT_TENSOR_MAPPED = 1 /* data is a clean map of a file: its pages may go once they are packed */
+    MT_TENSOR_MAPPED = 1, /* data is a clean map of a file: its pages may go once they are packed */
+    MT_TENSOR_STAYS = 2   /* data outlives the engine, which reads rows of it to embed them */
 };
 
 /* One weight as it stands in the file: rows x cols, blocks along cols. */

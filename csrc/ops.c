@@ -13,7 +13,17 @@ static void run_embed(mt_engine *e, const mt_op *op, int r, mt_scratch *s) {
                                                      : e->step->segments;
     const int adds = op->flags & MT_FLAG_ACCUMULATE;
     float *out = mt_row_f32(e, op->out, r), *to = adds ? s->row : out;
-    mt_unpack_row(w->layout, w->packed, w->cols, by[r], to);
+    if (w->stored.data) {
+        mt_tensor one = w->stored;
+        one.n_bytes /= one.rows;
+        one.data = (const uint8_t *)one.data + by[r] * one.n_bytes;
+        one.rows = 1;
+        int64_t bad_row, bad_col;
+        mt_pack_tile(w->layout, &one, 0, s->tile, &bad_row, &bad_col);
+        mt_unpack_row(w->layout, s->tile, w->cols, 0, to);
+    } else {
+        mt_unpack_row(w->layout, w->packed, w->cols, by[r], to);
+    }
     for (int64_t i = 0; i < w->cols; i++) to[i] *= op->f[0];
     if (adds) e->kernels->add(to, (int)w->cols, out);
 }
@@ -160,19 +170,26 @@ static void norm_heads(const mt_engine *e, const mt_op *op, float *q) {
 static void run_rope_kv(mt_engine *e, const mt_op *op, int r, mt_scratch *s) {
     (void)s;
     const int heads = op->i[0], kv_heads = op->i[1], head_dim = op->i[2], n_rot = op->i[4];
-    const int norm_after = op->i[7], span = op->i[8];
+    const int norm_after = op->i[7], span = op->i[8], value_dim = op->i[3];
+    const int writes = e->buffers[op->out].width > heads * head_dim;
     const int turns_from = e->kv[op->i[6]].shape.is_latent ? op->i[3] : 0;
     float *q = mt_row_f32(e, op->out, r), *k = q + heads * head_dim;
     if (!norm_after) norm_heads(e, op, q);
     if (n_rot)
-        e->kernels->rotate(q + turns_from, heads + kv_heads, head_dim, n_rot, op->i[5],
-                           mt_row_f32(e, op->in[1], r));
+        e->kernels->rotate(q + turns_from, heads + (writes ? kv_heads : 0), head_dim, n_rot,
+                           op->i[5], mt_row_f32(e, op->in[1], r));
     if (norm_after) norm_heads(e, op, q);
     if (span) {
         const double grown = log(1.0 + e->step->positions[r] / span);
         e->kernels->scale(q, heads * head_dim, (float)(1.0 + (double)op->f[1] * grown), 0.0f, q);
     }
-    store_row_kv(e, &e->kv[op->i[6]], r, k, k + kv_heads * head_dim);
+    if (!writes) return;
+    float *v = k + kv_heads * head_dim;
+    if (op->i[9]) {
+        const mt_norm how = {.group = value_dim, .eps = op->f[0]};
+        e->kernels->norm(v, kv_heads * value_dim, &how, v);
+    }
+    store_row_kv(e, &e->kv[op->i[6]], r, k, v);
 }
 
 static const mt_phase row_phases[MT_N_OP_KINDS] = {

@@ -70,6 +70,8 @@ static void run_router(mt_engine *e, const mt_op *op, int r, mt_scratch *s) {
     for (int i = 0; i < used; i++) sum += chosen[i];
     for (int i = 0; i < used; i++)
         weights[i] = (op->i[4] ? chosen[i] / (sum + 1e-20f) : chosen[i]) * op->f[0];
+    const float *shares = op->w[1] >= 0 ? e->weights[op->w[1]].values : NULL;
+    for (int i = 0; shares && i < used; i++) weights[i] *= shares[(int)ids[i]];
 }
 
 const mt_phase mt_router_phase = {mt_count_rows, run_router};

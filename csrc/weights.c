@@ -81,8 +81,12 @@ int32_t mt_load_weights(mt_engine *e, const mt_plan *p, mt_bad_value *bad, char 
         const mt_tensor *t = &p->tensors[i];
         mt_weight *w = &e->weights[i];
         *w = (mt_weight){.format = t->format, .rows = t->rows, .cols = t->cols};
-        if (mt_is_matrix(p, i)) {
-            w->layout = mt_layout_of(t->format);
+        const mt_layout *layout = mt_layout_of(t->format);
+        if ((t->flags & MT_TENSOR_STAYS) && layout) {
+            w->layout = layout;
+            w->stored = *t;
+        } else if (mt_is_matrix(p, i)) {
+            w->layout = layout;
             w->n_tiles = (t->rows + MT_TILE_ROWS - 1) / MT_TILE_ROWS;
             n_bytes += mt_aligned((size_t)w->n_tiles * mt_tile_bytes(w->layout, w->cols));
         } else {
@@ -96,6 +100,7 @@ int32_t mt_load_weights(mt_engine *e, const mt_plan *p, mt_bad_value *bad, char 
     uint8_t *at = e->weight_memory;
     for (int32_t i = 0; i < p->n_tensors; i++) {
         mt_weight *w = &e->weights[i];
+        if (w->stored.data) continue;
         if (w->layout) {
             w->packed = at;
             at += mt_aligned((size_t)w->n_tiles * mt_tile_bytes(w->layout, w->cols));

@@ -16,6 +16,7 @@ from typing import Any
 from .convert_experts import SourceExperts, read_experts
 from .convert_families import FAMILIES, family_of
 from .convert_family import Family, HeadNorm, Windows
+from .convert_gemma4 import Layered
 from .convert_latent import SourceLatent, read_latent
 from .convert_recurrent import ATTENTION, READERS, Recurrence, adjusted_ffn_dim, layer_kinds
 from .convert_rope import RopeKeys, positive, rope_keys
@@ -27,7 +28,7 @@ _LOCAL = "sliding_attention"
 # Keys that change the arithmetic in ways that nothing here implements, and the values that do not.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "quantization_config": (),
-    "use_bidirectional_attention": (False,),
+    "use_bidirectional_attention": (False, "vision"),
     "use_sliding_window": (False,),
     "is_causal": (True,),
     "num_local_experts": (0, 1),
@@ -69,6 +70,7 @@ class Settings:
     is_turned: bool  # positions turn queries and keys at all
     table_rows: Mapping[str, int]  # of the family's further embeddings
     n_labels: int  # of a classifier; 0: there is none
+    layered: Layered | None  # sizes of layers that differ
     latent: SourceLatent | None
 
     def has_rope(self, n: int) -> bool:
@@ -121,6 +123,8 @@ class Settings:
             keys["attention.causal"] = False
         if self.n_labels:
             keys["pooling_type"] = RANK
+        if self.layered:
+            keys |= self.layered.metadata
         return {f"{self.family.arch}.{key}": value for key, value in keys.items()}
 
 
@@ -161,6 +165,7 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
     scales = {new: keys.number(old) for old, new in family.scales.items()}
     query_scale = scales.get("attention.scale") or _query_width(keys, head_dim) ** -0.5
     ffn_dim = _ffn_dim(keys, family)
+    layered = Layered.of(keys, is_local) if family.is_layered else None
     experts = None
     if family.experts:
         experts = read_experts(keys.values, family.experts, ffn_dim, n_layers)
@@ -179,7 +184,9 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
         biased=_biased(keys, family),
         is_local=is_local,
         window=keys.count("sliding_window") if any(is_local) else 0,
-        rope=rope_keys(
+        rope=layered.rope(keys.values)
+        if layered
+        else rope_keys(
             keys.values, head_dim, context, family.rope_settings, grows_queries=family.is_latent
         ),
         local_rope_base=_local_rope_base(keys) if family.plain_local_rope else None,
@@ -193,6 +200,7 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
         and (not family.rope_switch or keys.values.get(family.rope_switch) == "rope"),
         table_rows={name: keys.count(key) for name, key in family.tables.items()},
         n_labels=_n_labels(keys) if family.classifier else 0,
+        layered=layered,
         latent=latent,
     )
 
@@ -274,6 +282,8 @@ def _refuse_unsupported(given: Mapping[str, Any], family: Family) -> None:
         ):
             continue
         if not family.is_causal and key in ("is_causal", "use_bidirectional_attention"):
+            continue
+        if family.is_layered and key == "num_experts":
             continue
         if key in given and given[key] not in neutral:
             shown = given[key]

@@ -28,6 +28,7 @@ from .convert_family import (
     Windows,
     base_keys,
 )
+from .convert_gemma4 import GGUF_NAMES
 
 _SANDWICH = Norms(
     after_attention="post_attention_layernorm",
@@ -178,6 +179,25 @@ _GEMMA3 = Family(
     ),
 )
 _GEMMA_EMBEDDING = replace(_GEMMA3, arch="gemma-embedding", is_causal=False, wide_query_layers=0)
+_GEMMA4 = Family(
+    "gemma4",
+    activation=_GELU,
+    is_layered=True,
+    scales_embedding=True,
+    windows=Windows.LAYERS,
+    plain_local_rope=True,
+    caps=("final_logit_softcapping",),
+    own_names=GGUF_NAMES,
+    defaults=base_keys(
+        131072,
+        1e-6,
+        tie_word_embeddings=True,
+        sliding_window=512,
+        sliding_window_pattern=6,
+        num_key_value_heads=4,
+        head_dim=256,
+    ),
+)
 _GEMMA = Family(
     "gemma",
     activation=_GELU,
@@ -335,6 +355,8 @@ FAMILIES: dict[str, FamilyChoice] = {
     "Gemma3ForCausalLM": _GEMMA3,
     "Gemma3ForConditionalGeneration": _GEMMA3,
     "Gemma3TextModel": _GEMMA_EMBEDDING,
+    "Gemma4ForCausalLM": _GEMMA4,
+    "Gemma4ForConditionalGeneration": _GEMMA4,
     "GemmaForCausalLM": _GEMMA,
     "Gemma2ForCausalLM": _GEMMA2,
     "Phi3ForCausalLM": _PHI3,

@@ -94,6 +94,7 @@ class Family:
     ffn_key: str = "intermediate_size"
     adjusts_ffn: bool = False  # it is not yet the width
     renames: Mapping[str, str] = field(default_factory=dict)  # parts of names, to those of others
+    is_layered: bool = False  # sizes of layers differ as Gemma 4's do
     turns: bool = True  # positions turn queries and keys
     is_causal: bool = True
     tables: Mapping[str, str] = field(default_factory=dict)  # more embeddings: keys of their rows

@@ -63,7 +63,7 @@ _PREFIXES = (
 # Buffers that follow from the config, and the parts of a model that is not only for text.
 _IGNORED = re.compile(
     r".*\.rotary_emb\.inv_freq|.*\.self_attn\.(bias|masked_bias)"
-    r"|(bert\.)?embeddings\.position_ids|(model\.)?(vision_tower|multi_modal_projector)\..*"
+    r"|(bert\.)?embeddings\.position_ids|(model\.)?(vision_tower|multi_modal_projector|embed_vision|embed_audio|audio_tower)\..*"
 )
 # What BERT was trained with, and vectors are not made of.
 _POOLER = re.compile(r"(bert\.)?pooler\..*")
@@ -262,6 +262,7 @@ def _expected(settings: Settings, sizes: Mapping[str, int]) -> dict[str, tuple[i
     wanted: dict[str, tuple[int, ...]] = {f"{EMBEDDING}.weight": (sizes["vocab"], sizes["dim"])}
     for name, rows in settings.table_rows.items():
         wanted[f"{name}.weight"] = (rows, sizes["dim"])
+    wanted |= settings.layered.tables() if settings.layered else {}
     if settings.family.embedding_norm:
         wanted |= _with_bias(settings, settings.family.embedding_norm, (sizes["dim"],))
     for n in range(settings.n_layers):
@@ -290,6 +291,8 @@ def _classifier(settings: Settings) -> dict[str, tuple[int, ...]]:
 
 def _layer(settings: Settings, n: int, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     """Shapes by name within layer n: what mixes tokens, then what each passes through alone."""
+    if settings.layered:
+        return settings.layered.layer(n)
     family = settings.family
     norms, recurrence, experts = family.norms, settings.recurrence, settings.experts
     layer = recurrence.layers[n] if recurrence else PLAIN
@@ -353,10 +356,12 @@ def _arch_id(arch: str) -> gguf.MODEL_ARCH:
 
 def _own_name(family: Family, name: str) -> str | None:
     match = _LAYER.match(name)
-    part, _, kind = name[match.end() if match else 0 :].rpartition(".")
+    rest, layer = name[match.end() if match else 0 :], f"blk.{match[1]}." if match else ""
+    if rest in family.own_names:
+        return f"{layer}{family.own_names[rest]}"
+    part, _, kind = rest.rpartition(".")
     if part not in family.own_names:
         return None
-    layer = f"blk.{match[1]}." if match else ""
     return f"{layer}{family.own_names[part]}.{kind}"
 
 

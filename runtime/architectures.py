@@ -26,6 +26,7 @@ class Architecture:
     has_rope_switch: bool = False  # rope.scaling.finetuned = false means no rope at all
     wide_query_layers: int = 0  # with so many layers the query scale is that of dim / heads
     is_centered: bool = False  # norms are LayerNorms
+    attention_scale: float = 0.0  # of scores, where the file says nothing; 0: by the head's size
     is_causal: bool = True  # attention.causal; else rows see those after them, too
     global_first: bool = False  # of every n layers the first is the global one
     divides_logits: bool = False  # by logit_scale, instead of multiplying
@@ -85,6 +86,13 @@ ARCHITECTURES: dict[str, Architecture] = {
         local_rope_base=10000.0,
         plain_local_rope=True,
         wide_query_layers=62,
+    ),
+    "gemma4": Architecture(
+        scales_embedding=True,
+        local_rope_base=10000.0,
+        plain_local_rope=True,
+        attention_scale=1.0,
+        experts=ExpertDefaults(renormalize=True),
     ),
     "glm4": Architecture(),
     "glm4moe": Architecture(experts=ExpertDefaults(Gating.SIGMOID), supports=_NEXTN),

@@ -72,6 +72,8 @@ class ModelConfig:
     pooling_type: int = 0
     """How a text becomes one vector, as files number it (pooling.py); 0: they do not say."""
     is_causal: bool = True  # else rows see those after them, and nothing is generated
+    n_readers: int = 0  # the last layers that read the keys of others, and have none
+    per_layer_dim: int = 0  # values that each layer gets of a token's own; 0: none
     n_labels: int = 0  # scores that a classifier gives a text; 0: there is none
     is_centered: bool = False  # norms are LayerNorms
     has_sinks: bool = False  # every head has one more score, whose value is 0
@@ -135,6 +137,8 @@ class ModelConfig:
             pooling_type=_pooling_type(keys, is_causal, n_labels),
             is_causal=is_causal,
             n_labels=n_labels,
+            n_readers=keys.count("attention.shared_kv_layers", 0),
+            per_layer_dim=keys.count("embedding_length_per_layer_input", 0),
             is_centered=habits.is_centered,
             logit_scale=1 / logit_scale if habits.divides_logits else logit_scale,
             has_sinks=habits.has_sinks,
@@ -181,7 +185,7 @@ def _attention_scale(
     width = float(layers[0].head_dim)
     if len(layers) == arch.wide_query_layers:
         width = dim / layers[0].heads  # this size alone was trained with another query scale
-    return keys.number("attention.scale", 0.0) or 1.0 / math.sqrt(width)
+    return keys.number("attention.scale", arch.attention_scale) or 1.0 / math.sqrt(width)
 
 
 def _vocab_size(shapes: Mapping[str, tuple[int, ...]], dim: int) -> int:

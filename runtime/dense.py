@@ -85,7 +85,9 @@ class DenseRunner(ReferenceExecutor):
         return live
 
     def value(self, name: str) -> np.ndarray:
-        return self._decoded[self._ids[name]]
+        found = self._decoded[self._ids[name]]
+        assert found is not None, f"{name} stays in the file"
+        return found
 
     def changed(self, name: str, values: np.ndarray) -> DenseRunner:
         """A runner with other float32 values for a weight; all others are shared. Both may advance

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from .ops import KvType, OpKind
@@ -146,7 +146,7 @@ def aligned(n_bytes: int) -> int:
 
 
 def weight_bytes(plan: Plan) -> int:
-    return sum(aligned(_tensor_bytes(tensor)) for tensor in plan.tensors)
+    return sum(aligned(_tensor_bytes(tensor)) for tensor in plan.tensors if not tensor.stays)
 
 
 def _tensor_bytes(tensor: PlanTensor) -> int:
@@ -185,8 +185,14 @@ def kv_lower_bytes(plan: Plan, context: int, kv_type: KvType) -> int:
 
 def arena_bytes(plan: Plan, pool_tokens: int, n_threads: int) -> int:
     widest = max((buffer.width for buffer in plan.buffers), default=0)
-    per_thread = THREAD_BYTES + 4 * widest + gathered_bytes(plan)
+    per_thread = THREAD_BYTES + 4 * widest + gathered_bytes(plan) + file_tile_bytes(plan)
     return aligned(plan.arena_bytes) + split_bytes(plan, pool_tokens) + n_threads * per_thread
+
+
+def file_tile_bytes(plan: Plan) -> int:
+    """A packed row of the widest table that stays in the file."""
+    tiles = (replace(t, shape=(1, t.shape[-1])) for t in plan.tensors if t.stays)
+    return max(map(_tensor_bytes, tiles), default=0)
 
 
 def gathered_bytes(plan: Plan) -> int:

@@ -11,7 +11,7 @@ from enum import IntEnum
 
 import numpy as np
 
-ABI_VERSION = 17
+ABI_VERSION = 18
 Q8_BLOCK = 32  # activations share one scale per 32 values
 FLAG_ACCUMULATE = 1
 
@@ -110,7 +110,7 @@ OP_DTYPE = np.dtype(
         ("out", "<i4"),
         ("out_rest", "<i4"),
         ("w", "<i4", (6,)),
-        ("i", "<i4", (9,)),
+        ("i", "<i4", (10,)),
         ("f", "<f4", (4,)),
     ],
     align=True,
@@ -203,14 +203,17 @@ OPS: dict[OpKind, OpSpec] = {
             weights=("q_norm", "k_norm"),
             ints=(
                 *("heads", "kv_heads", "head_dim", "value_dim", "n_rot", "style", "kv_layer"),
-                *("norm_after", "temperature_span"),
+                *("norm_after", "temperature_span", "v_norm"),
             ),
             floats=("eps", "temperature"),
+            unsaid=("v_norm",),
             meaning="in place on out = qkv (n, [q | k | v]): optional RMS norm of q and of k, over "
             "as many values as its weight has, one head or all; rotation of the first n_rot dims "
             "of every head by trig (absent: none), before the norms where norm_after; where the "
-            "span is not 0, q *= 1 + temperature * ln(1 + floor(position / span)); then k and v "
-            "are rounded to the cache's type and written to their slot of kv_layer. Of a latent "
+            "span is not 0, q *= 1 + temperature * ln(1 + floor(position / span)); where v_norm, "
+            "v / sqrt(mean(v^2) + eps) of every head; then k and v are rounded to the cache's type "
+            "and written to their slot of kv_layer. Where qkv is (n, [q]), another op writes them. "
+            "Of a latent "
             "layer v is the first value_dim values of k: qkv is (n, [q | k]), the norm of k is "
             "over them alone, and what turns begins behind them",
         ),
@@ -302,13 +305,14 @@ OPS: dict[OpKind, OpSpec] = {
         OpSpec(
             OpKind.ROUTER,
             inputs=("logits",),
-            weights=("bias",),
+            weights=("bias", "shares"),
             ints=("gating", "used", "groups", "groups_used", "renormalize"),
             floats=("scale",),
             meaning="out (n, [used ids | used weights]): the experts with the largest p + bias, in "
             "ascending order, p = gating(logits). Of groups of neighbouring experts only the "
             "groups_used with the largest sum of their two best count. Of equal ones the first is "
-            "taken. Weights are scale * p, divided by the sum of all used p if renormalize",
+            "taken. Weights are scale * p, divided by the sum of all used p if renormalize, times "
+            "the expert's share where there are shares",
         ),
         OpSpec(
             OpKind.EXPERT_GLU,

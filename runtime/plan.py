@@ -38,6 +38,7 @@ class PlanTensor:
     shape: tuple[int, ...]
     format: str
     values: np.ndarray | None = None
+    stays: bool = False  # in the file, of which rows are read when they are asked for
 
 
 @dataclass

@@ -194,11 +194,13 @@ class PlanBuilder(PlanRecording):
         norm_after: bool = False,
         temperature: float = 0.0,
         temperature_span: int = 0,
+        v_norm: bool = False,
     ) -> int:
         kv = self.kv_layers[kv_layer]
         n_rot = self.buffers[trig].width if trig >= 0 else 0
         shape = (heads, kv.kv_heads, kv.head_dim, kv.value_dim)
-        ints = (*shape, n_rot, int(style), kv_layer, int(norm_after), temperature_span)
+        order = (int(norm_after), temperature_span, int(v_norm))
+        ints = (*shape, n_rot, int(style), kv_layer, *order)
         floats = (eps, temperature)
         return self._record(Op(OpKind.ROPE_KV, qkv, (qkv, trig), (q_norm, k_norm), ints, floats))
 
@@ -300,6 +302,7 @@ class PlanBuilder(PlanRecording):
         used: int,
         *,
         bias: int = -1,
+        shares: int = -1,
         groups: int = 1,
         groups_used: int = 1,
         renormalize: bool = False,
@@ -311,7 +314,7 @@ class PlanBuilder(PlanRecording):
             raise ModelError(f"{used} experts are to be chosen of {n_experts}")
         out = self._buffer("chosen", 2 * used)
         ints = (int(gating), used, groups, groups_used, int(renormalize))
-        return self._record(Op(OpKind.ROUTER, out, (logits,), (bias,), ints, (scale,)))
+        return self._record(Op(OpKind.ROUTER, out, (logits,), (bias, shares), ints, (scale,)))
 
     def expert_glu(
         self,

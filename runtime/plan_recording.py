@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -76,6 +76,12 @@ class PlanRecording:
             self.tensors.append(PlanTensor(name, shape, self.weights.format_name(name)))
         return self._tensor_ids[name]
 
+    def file_rows(self, name: str, *shape: int) -> int:
+        """As weight(), of a table too large to be held: its rows are read from the file."""
+        weight = self.weight(name, *shape)
+        self.tensors[weight] = replace(self.tensors[weight], stays=True)
+        return weight
+
     def optional(self, name: str, *shape: int) -> int:
         """As weight(), but -1 where the file has no such tensor."""
         return self.weight(name, *shape) if self.weights.shape(name) is not None else -1
@@ -91,7 +97,14 @@ class PlanRecording:
         return self._tensor_ids[name]
 
     def table(self, name: str, values: np.ndarray) -> int:
-        """The id of a float64 vector computed at load."""
+        """The id of a float64 vector computed at load; others of its name get a number."""
+        base, n_same = name, 0
+        while name in self._tensor_ids:
+            known = self.tensors[self._tensor_ids[name]].values
+            if known is not None and np.array_equal(known, values):
+                break
+            n_same += 1
+            name = f"{base}.{n_same}"
         if name not in self._tensor_ids:
             self._tensor_ids[name] = len(self.tensors)
             self.tensors.append(PlanTensor(name, values.shape, "F64", values.astype(np.float64)))

@@ -53,6 +53,13 @@ def finite_values(weights: WeightSource, name: str) -> np.ndarray:
     return values
 
 
+def decoded_rows(weights: WeightSource, name: str, rows: np.ndarray) -> np.ndarray:
+    """Some rows of a matrix, (len(rows), cols) float32; the others are not touched."""
+    fmt, (n_rows, cols) = FORMATS[weights.format_name(name)], weights.shape(name) or (0, 0)
+    data = weights.data(name).reshape(n_rows, -1)[rows]
+    return dequantize(np.ascontiguousarray(data).reshape(-1), fmt, (len(rows), cols))
+
+
 class TensorLike(Protocol):
     """What a tensor of a GGUF file and a StoredTensor have in common."""
 

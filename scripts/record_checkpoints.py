@@ -32,6 +32,7 @@ N_FIRST = 9  # of them, where they are of two texts
 _POOLINGS = ("cls_token", "mean_tokens", "max_tokens", "lasttoken")
 _STORED_COLUMNS = 8  # of the large vocabularies every eighth logit is kept
 N_GREEDY = 24
+_FACTORS = ("norm.weight", "layer_scalar")  # around 1
 CHOICE_BIAS = ("correction_bias", "expert_bias")  # buffers of routers
 _N_SEEN = 3
 PROMPT = "Once upon a time the old man said"
@@ -230,6 +231,7 @@ def record_model(recipe: Mapping[str, Any], text: Path, folder: Path) -> Recorde
         else save_byte_level(tokenizer, text, folder)
     )
     sizes = {**_SIZES, **recipe["config"], "vocab_size": n_tokens}
+    sizes |= dict.fromkeys(recipe.get("vocab_keys", ()), n_tokens)  # rows of further tables
     for key in recipe.get("without", ()):  # those that this class lacks
         del sizes[key]
     model_class = getattr(transformers, recipe["model"])
@@ -237,11 +239,12 @@ def record_model(recipe: Mapping[str, Any], text: Path, folder: Path) -> Recorde
     model = model_class(config).float()
     norm_centre = recipe.get("norm_centre", 1.0)  # 0 where the model adds 1
     with torch.no_grad():
-        buffers = ((k, v) for k, v in model.named_buffers() if k.endswith(CHOICE_BIAS))
+        learned = (*CHOICE_BIAS, "layer_scalar")
+        buffers = ((k, v) for k, v in model.named_buffers() if k.endswith(learned))
         for key, values in (*model.named_parameters(), *buffers):
             # Constant initial values would hide a missing bias or a misplaced "+1".
             std = 0.3 if values.ndim == 1 else values.shape[-1] ** -0.5
-            centre = norm_centre if key.lower().endswith("norm.weight") else 0.0
+            centre = norm_centre if key.lower().endswith(_FACTORS) else 0.0
             values.copy_(torch.from_numpy(centre + std * rng.standard_normal(values.shape)))
     model.tie_weights()
     model = model.to(getattr(torch, recipe["stored"]))

@@ -18,6 +18,7 @@ from martlet.quant.convert_config import Settings
 from martlet.quant.convert_family import HeadNorm
 from martlet.quant.convert_recurrent import PLAIN, LayerParts
 from martlet.scripts.source_experts import experts_forward
+from martlet.scripts.source_gemma4 import gemma4_layers
 from martlet.scripts.source_latent import latent_attention
 from martlet.scripts.source_recurrent import LAYERS as RECURRENT
 from martlet.scripts.source_recurrent import falcon_scale, sigmoid
@@ -40,7 +41,9 @@ def source_logits(
         x = x * np.float32(math.sqrt(settings.dim))
     x = x * np.float32(scales.get("embedding_scale", 1.0))
     residual_scale = np.float32(scales.get("residual_scale", 1.0))
-    for n in range(settings.n_layers):
+    if settings.layered:
+        x = gemma4_layers(source, settings.layered, x, np.asarray(ids))
+    for n in range(0 if settings.layered else settings.n_layers):
         at = f"layers.{n}."
         layer = settings.recurrence.layers[n] if settings.recurrence else PLAIN
         normed = source.norm(x, at, norms.before_attention)

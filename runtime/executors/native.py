@@ -175,6 +175,7 @@ class NativeExecutor:
         sizes = (self.n_threads, self.isa_index, block_tokens, n_blocks, int(kv_type), int(profile))
         options = self._ffi.new("mt_options *", (*sizes, self.n_window_blocks, self.n_states))
         self._error = self._ffi.new("char[]", self._lib.MT_ERR_BYTES)
+        self._stays: list[Any] = []  # what C reads for as long as it lives
         plan_c, keep = self._plan(plan, weights)
         bad = self._ffi.new("mt_bad_value *")
         self._engine = self._lib.mt_engine_create(plan_c, options, bad, self._error)
@@ -262,6 +263,7 @@ class NativeExecutor:
     def close(self) -> None:
         if self._engine:
             self._lib.mt_engine_free(self._engine)
+            self._stays.clear()
             self._engine = None
 
     def __del__(self) -> None:
@@ -282,6 +284,9 @@ class NativeExecutor:
             data = cast(values)
             record.format, record.n_bytes, record.data = fmt, values.nbytes, data
             record.flags = self._lib.MT_TENSOR_MAPPED if _is_file_map(values) else 0
+            if tensor.stays:
+                record.flags = self._lib.MT_TENSOR_STAYS
+                self._stays += [values, data]
             record.rows = math.prod(tensor.shape[:-1])
             record.cols = tensor.shape[-1]
             keep += [values, data]

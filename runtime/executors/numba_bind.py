@@ -16,7 +16,7 @@ import numpy as np
 
 from ..ops import OpKind, RopeStyle, RowKind
 from ..plan import FLOAT_FORMATS, Op, Plan, PlanTensor
-from ..weights import WeightSource, finite_values
+from ..weights import WeightSource, decoded_rows, finite_values
 from .numba_attention import attention
 from .numba_bind_experts import bind_expert_glu, bind_expert_sum, bind_router
 from .numba_bind_heads import bind_head_linear
@@ -123,14 +123,23 @@ class Binder:
         }
 
     def _embed(self, op: Op) -> list[Call]:
-        table = self.pack((self.plan.tensors[op.weight_of("table")].name,))
+        tensor = self.plan.tensors[op.weight_of("table")]
         scale, out, adds = np.float32(op.float_of("scale")), self.floats(op.out), op.accumulate
         by = attrgetter(("tokens", "positions", "segments")[op.int_of("by")])
+        if tensor.stays:
+            return [lambda rows: self._embed_stored(tensor.name, by(rows), scale, out, adds)]
+        table = self.pack((tensor.name,))
         if isinstance(table, QuantizedMatrix):
             quantized = table  # the type of a captured variable is not narrowed
             return [lambda rows: embed_quantized(quantized, by(rows), scale, out, adds)]
         floats = table
         return [lambda rows: embed_float(floats, by(rows), scale, out, adds)]
+
+    def _embed_stored(
+        self, name: str, ids: np.ndarray, scale: np.float32, out: np.ndarray, adds: bool
+    ) -> None:
+        before = out[: len(ids)] if adds else np.float32(0)
+        out[: len(ids)] = before + scale * decoded_rows(self._weights, name, ids)
 
     def _norm(self, op: Op) -> list[Call]:
         x, weight = self.floats(op.inputs[0]), self.vector(op.weight_of("weight"))
@@ -228,7 +237,8 @@ class Binder:
         shape, eps = self._head_shape(op), np.float32(op.float_of("eps"))
         n_rot, is_half = op.int_of("n_rot"), op.int_of("style") == RopeStyle.HALF
         temperature = float(np.float32(op.float_of("temperature")))
-        order = HeadOrder(bool(op.int_of("norm_after")), temperature, op.int_of("temperature_span"))
+        is_after, v_norm = bool(op.int_of("norm_after")), bool(op.int_of("v_norm"))
+        order = HeadOrder(is_after, temperature, op.int_of("temperature_span"), v_norm)
         keys, values, block_tokens = self.memory.layer(op.int_of("kv_layer"))
         group = int(self.memory.is_windowed[op.int_of("kv_layer")])
         return [

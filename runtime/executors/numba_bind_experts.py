@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 def bind_router(b: Binder, op: Op) -> list[Call]:
-    logits, bias, out = b.floats(op.inputs[0]), b.vector(op.weights[0]), op.out
+    logits, out, (bias, shares) = b.floats(op.inputs[0]), op.out, map(b.vector, op.weights)
     gating, used, groups, groups_used, renormalizes = op.ints
     sizes = gating, used, groups, groups_used, bool(renormalizes), op.float_of("scale")
     kind, chosen = b.rows_of(op), b.floats(out)
-    return [lambda rows: router(logits, bias, *sizes, chosen, rows.counts[kind])]
+    return [lambda rows: router(logits, bias, *sizes, shares, chosen, rows.counts[kind])]
 
 
 def _expert_matrix(b: Binder, op: Op, weight: int, *biases: int) -> ExpertMatrix:

@@ -69,10 +69,11 @@ def router(
     groups_used: int,
     renormalizes: bool,
     scale: float,
+    shares: np.ndarray,
     out: np.ndarray,
     n_rows: int,
 ) -> None:
-    """out (max_rows, [ids | weights]); bias is empty or one value per expert."""
+    """out (max_rows, [ids | weights]); bias and shares are empty or one value per expert."""
     for row in prange(n_rows):
         p = logits[row].copy()
         if gating == _SIGMOID:
@@ -99,6 +100,8 @@ def router(
         total = weights.sum() + np.float32(1e-20) if renormalizes else np.float32(1)
         for i in range(used):
             weights[i] = weights[i] / total * np.float32(scale)
+            if shares.size > 0:
+                weights[i] *= shares[int(out[row, i])]
 
 
 class Pairs(NamedTuple):

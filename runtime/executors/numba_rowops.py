@@ -291,6 +291,7 @@ class HeadOrder(NamedTuple):
     norm_after: bool  # norms come after rope, not before
     temperature: float  # q *= 1 + temperature * ln(1 + position // span)
     span: int  # 0: no such factor
+    v_norm: bool  # values are normed, without a weight
 
 
 @helper
@@ -349,6 +350,7 @@ def _rope_kv_rows(
     turns_from = value_dim if is_latent else 0
     padded_dim = (value_dim + LANES - 1) // LANES * LANES
     k_pool, v_pool = pointer(keys), pointer(values)
+    writes = qkv.shape[1] > n_q  # else another layer's are read
     for row in range(start, stop):
         x = advance(pointer(qkv), row * qkv.shape[1])
         k, v = advance(x, n_q), advance(x, n_q + n_k)
@@ -356,7 +358,7 @@ def _rope_kv_rows(
         if not order.norm_after:
             _norm_part(x, n_q, q_norm, eps)
             _norm_keys(k, shape, k_norm, eps)
-        for h in range(heads + kv_heads):
+        for h in range(heads + kv_heads if writes else heads):
             _rotate_head(advance(x, h * head_dim + turns_from), angles, n_rot, is_half)
         if order.norm_after:
             _norm_part(x, n_q, q_norm, eps)
@@ -364,8 +366,14 @@ def _rope_kv_rows(
         if order.span > 0:
             grown = math.log(1.0 + np.float64(positions[row] // order.span))
             _scale_row(x, n_q, np.float32(1.0 + order.temperature * grown), np.float32(0))
+        if order.v_norm and writes:
+            for h in range(kv_heads):
+                head = advance(v, h * value_dim)
+                inverse = splat(inverse_rms(head, value_dim, eps, np.float32(0)))
+                for i in range(0, value_dim, LANES):
+                    store_upto(head, i, value_dim, mul(load_upto(head, i, value_dim), inverse))
         block, t = slots[row] // block_tokens, slots[row] % block_tokens
-        for h in range(kv_heads):
+        for h in range(kv_heads if writes else 0):
             first = (block * kv_heads + h) * block_tokens
             at = (first + t // LANES * LANES) * head_dim + t % LANES
             for i in range(head_dim):

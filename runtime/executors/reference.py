@@ -13,9 +13,9 @@ import numpy as np
 
 from ..errors import ModelError
 from ..ops import EmbedBy, KvType, OpKind, RopeStyle, RowKind
-from ..plan import Op, Plan
+from ..plan import Op, Plan, PlanTensor
 from ..step import Step, check_adapters
-from ..weights import WeightSource, finite_values
+from ..weights import WeightSource, decoded_rows, finite_values
 from .reference_experts import expert_glu, expert_sum, router
 from .reference_math import (
     activated,
@@ -36,6 +36,12 @@ _EMBED_BY: dict[EmbedBy, Callable[[Step], np.ndarray]] = {
     EmbedBy.SEGMENT: lambda step: step.segments,
 }
 _KV_DTYPES = {KvType.F16: np.float16, KvType.F32: np.float32, KvType.Q8_0: np.float32}
+
+
+def _decoded(weights: WeightSource, tensor: PlanTensor) -> np.ndarray | None:
+    if tensor.values is not None or tensor.stays:
+        return tensor.values
+    return finite_values(weights, tensor.name).reshape(tensor.shape)
 
 
 class ReferenceExecutor:
@@ -62,12 +68,7 @@ class ReferenceExecutor:
         self.sees_ahead = plan.sees_ahead
         self.hidden = np.empty((0, plan.hidden_width), np.float32)
         self._last: Run | None = None
-        self._decoded = [
-            finite_values(weights, tensor.name).reshape(tensor.shape)
-            if tensor.values is None
-            else tensor.values
-            for tensor in plan.tensors
-        ]
+        self._decoded = [_decoded(weights, tensor) for tensor in plan.tensors]
         self.kv_type = kv_type
         dtype = _KV_DTYPES[kv_type]
         self._is_windowed = [window > 0 for window in plan.kv_windows()]
@@ -153,10 +154,11 @@ class ReferenceExecutor:
     # -- ops --------------------------------------------------------------------------------
 
     def _embed(self, run: Run, op: Op) -> None:
-        table = self.weight(op, "table")
-        assert table is not None
         by = _EMBED_BY[EmbedBy(op.int_of("by"))](run.step)
-        run.store(op, np.float32(op.float_of("scale")) * table[by])
+        tensor = self.plan.tensors[op.weight_of("table")]
+        table = self.weight(op, "table")
+        rows = decoded_rows(self.weights, tensor.name, by) if table is None else table[by]
+        run.store(op, np.float32(op.float_of("scale")) * rows)
 
     def _norm(self, run: Run, op: Op) -> None:
         x = run.floats(op.inputs[0])
@@ -226,6 +228,7 @@ class ReferenceExecutor:
 
     def _rope_kv(self, run: Run, op: Op) -> None:
         q, k, v = run.split_qkv(op)
+        writes = k.size > 0
         norm_after = op.int_of("norm_after")
         if not norm_after:
             q, k = self._norm_heads(run, op, q, k)
@@ -239,8 +242,12 @@ class ReferenceExecutor:
             grown = np.log(1 + run.step.positions // span)
             factor = (1 + np.float32(op.float_of("temperature")) * grown).astype(np.float32)
             q = q * factor[:, None, None]
-        layer = op.int_of("kv_layer")
-        self._keep(run, layer, *map(self._round_kv, (k, v)))
+        if op.int_of("v_norm"):
+            v = rms_norm(v.reshape(len(v), -1), None, v.shape[2], op.float_of("eps")).reshape(
+                v.shape
+            )
+        if writes:
+            self._keep(run, op.int_of("kv_layer"), *map(self._round_kv, (k, v)))
         n, parts = len(q), (q, k) if run.is_latent(op) else (q, k, v)
         run.store(op, np.concatenate([part.reshape(n, -1) for part in parts], axis=1))
 

@@ -30,6 +30,8 @@ def router(ex: ReferenceExecutor, run: Run, op: Op) -> None:
     if op.int_of("renormalize"):
         weights = weights / (weights.sum(axis=1, keepdims=True) + np.float32(1e-20))
     weights = weights * np.float32(op.float_of("scale"))
+    shares = ex.weight(op, "shares")
+    weights = weights if shares is None else weights * shares[ids]
     run.store(op, np.concatenate([ids.astype(np.float32), weights], axis=1))
 
 

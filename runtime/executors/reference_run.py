@@ -96,6 +96,8 @@ class Run:
         ends = np.cumsum([heads * head_dim, kv_heads * head_dim])
         q, k, v = np.split(rows, ends, axis=1)
         n = len(rows)
+        if not k.size:  # another layer's are read
+            kv_heads = 0
         k = k.reshape(n, kv_heads, head_dim)
         v = k[:, :, :value_dim] if self.is_latent(op) else v.reshape(n, kv_heads, value_dim)
         return q.reshape(n, heads, head_dim), k, v

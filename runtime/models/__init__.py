@@ -17,8 +17,8 @@ from ..plan_builder import PlanBuilder
 from ..plan_recording import LowRank
 from ..rope import DIVISOR_TENSORS
 from ..weights import WeightSource, stored_name
-from . import dense, encoders, latent, mamba2, recurrent
-from .blocks import HeadNorm, Recording
+from . import dense, encoders, gemma4, latent, mamba2, recurrent
+from .blocks import HeadNorm, Recording, is_factor
 
 Recorder = Callable[[Recording], None]
 PAIR, HALF = RopeStyle.PAIR, RopeStyle.HALF
@@ -37,6 +37,7 @@ RECORDERS: dict[str, Recorder] = {
         dense.sandwich, style=HALF, activation=_GELU, head_norm=HeadNorm.HEADS
     ),
     "gemma3": partial(dense.sandwich, style=HALF, activation=_GELU, head_norm=HeadNorm.HEADS),
+    "gemma4": gemma4.gemma4,
     "glm4": partial(dense.sandwich, style=PAIR),
     "glm4moe": partial(
         dense.pre_norm,
@@ -102,4 +103,4 @@ def record_plan(
 def unused_tensors(plan: Plan, weights: WeightSource) -> list[str]:
     """Names in the file that the recording did not ask for."""
     used = {stored_name(tensor.name) for tensor in plan.tensors} | set(DIVISOR_TENSORS)
-    return [name for name in weights.names() if name not in used]
+    return [name for name in weights.names() if name not in used and not is_factor(name)]

@@ -6,6 +6,7 @@ architecture names; what differs between them is an argument. Called by the file
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -28,6 +29,14 @@ class HeadNorm(Enum):
     WHOLE = 2  # of all heads at once, before rope
     AFTER_ROPE = 3  # of every head, after rope
     WHERE_PRESENT = 4  # as HEADS, in files that have them
+
+
+def is_factor(name: str) -> bool:
+    """Whether the tensor is one number, which a recording holds itself."""
+    return name.endswith(_FACTOR)
+
+
+_FACTOR = "layer_output_scale.weight"
 
 
 @dataclass
@@ -116,6 +125,16 @@ class Recording:
         gate, its rows are the first half of those for up. down(activation(up x)) if UNGATED."""
         return self._gated(n, x, activation, "", self.config.layers[n].ffn_dim, add_to)
 
+    def router_logits(self, n: int, x: int, experts: Experts) -> int:
+        shapes = {"ffn_gate_inp": (experts.count, self.config.dim)}
+        return self.linear(n, x, shapes, name="router")
+
+    def factor(self, name: str) -> float | None:
+        """The one value of a tensor that is a factor; None where there is none."""
+        if self.weights.shape(name) != (1,):
+            return None
+        return float(finite_values(self.weights, name)[0])
+
     def plain_mlp(self, n: int, x: int, activation: Activation, *, add_to: int = -1) -> int:
         """down(activation(up x)) of layer n."""
         return self._plain(n, x, activation, "", self.config.layers[n].ffn_dim, add_to)
@@ -125,7 +144,8 @@ class Recording:
         experts = self.config.layers[n].experts
         if experts is None:
             return self.gated_mlp(n, x, activation, add_to=add_to)
-        out = self._experts(n, x, experts, activation, add_to)
+        logits = self.router_logits(n, x, experts)
+        out = self.routed(n, x, experts, activation, logits=logits, add_to=add_to)
         if not experts.shared_dim:
             return out
         gate = self.plan.optional(f"blk.{n}.ffn_gate_inp_shexp.weight", self.config.dim)
@@ -209,7 +229,18 @@ class Recording:
         down = {f"ffn_down{suffix}": (self.config.dim, width)}
         return self.linear(n, activated, down, name="ffn_out", add_to=add_to)
 
-    def _experts(self, n: int, x: int, e: Experts, activation: Activation, add_to: int) -> int:
+    def routed(
+        self,
+        n: int,
+        x: int,
+        e: Experts,
+        activation: Activation,
+        *,
+        logits: int,
+        shares: int = -1,
+        add_to: int = -1,
+    ) -> int:
+        """What the experts of layer n that these logits choose make of rows x."""
         p, dim = self.plan, self.config.dim
 
         def weight(part: str, rows: int, cols: int) -> int:
@@ -219,12 +250,12 @@ class Recording:
             name = f"blk.{n}.ffn_{part}_exps.bias"
             return -1 if p.weights.shape(name) is None else p.vector(name, e.count, rows)
 
-        logits = self.linear(n, x, {"ffn_gate_inp": (e.count, dim)}, name="router")
         chosen = p.router(
             logits,
             e.gating,
             e.used,
             bias=p.optional(f"blk.{n}.exp_probs_b.bias", e.count),
+            shares=shares,
             groups=e.groups,
             groups_used=e.groups_used,
             renormalize=e.renormalize,
@@ -310,7 +341,7 @@ class Recording:
         self,
         n: int,
         x: int,
-        shapes: dict[str, tuple[int, int]],
+        shapes: Mapping[str, tuple[int, int]] | Sequence[tuple[str, tuple[int, int]]],
         *,
         name: str,
         add_to: int = -1,
@@ -319,7 +350,8 @@ class Recording:
         """Stacked projections of layer n by tensor stem; biases are loaded where present. out_col:
         columns left free before them."""
         p = self.plan
-        weights = [p.weight(f"blk.{n}.{stem}.weight", *shape) for stem, shape in shapes.items()]
-        biases = [p.optional(f"blk.{n}.{stem}.bias", shape[0]) for stem, shape in shapes.items()]
+        pairs = [*(shapes.items() if isinstance(shapes, Mapping) else shapes)]
+        weights = [p.weight(f"blk.{n}.{stem}.weight", *shape) for stem, shape in pairs]
+        biases = [p.optional(f"blk.{n}.{stem}.bias", shape[0]) for stem, shape in pairs]
         how = {"precise": self._is_precise(n, name), "exact": name == "router"}
         return p.linear(x, weights, biases=biases, name=name, add_to=add_to, out_col=out_col, **how)

@@ -149,6 +149,11 @@ def _embed_by(by: EmbedBy, b: OpBuilder, x: int) -> int:
     return b.plan.embed(b.new("table2", "Q8_0", n_rows, width), 0.7, by=by, add_to=summed)
 
 
+def _embed_from_file(format_name: str, width: int, b: OpBuilder, _: int) -> int:
+    b.tensors["table2"] = random_tensor(format_name, (_VOCAB, width), b.rng)
+    return b.plan.embed(b.plan.file_rows("table2", _VOCAB, width), 1.5)
+
+
 def _norm(group: int, weight_size: int, add: bool, b: OpBuilder, x: int) -> int:
     weight = b.new("norm", "F32", weight_size) if weight_size else -1
     add_to = b.plan.linear(x, [_square(b, x)]) if add else -1
@@ -321,11 +326,13 @@ class Routing:
     renormalize: bool = False
     scale: float = 1.0
     bias: bool = False
+    shares: bool = False
 
     def record(self, b: OpBuilder, logits: int) -> int:
-        attributes = {k: v for k, v in self.__dict__.items() if k != "bias"}
+        attributes = {k: v for k, v in self.__dict__.items() if k not in ("bias", "shares")}
         bias = b.new("choice", "F32", b.plan.buffers[logits].width) if self.bias else -1
-        return b.plan.router(logits, bias=bias, **attributes)
+        shares = b.new("shares", "F32", b.plan.buffers[logits].width) if self.shares else -1
+        return b.plan.router(logits, bias=bias, shares=shares, **attributes)
 
 
 def _router(routing: Routing, b: OpBuilder, x: int) -> int:
@@ -395,6 +402,8 @@ class Heads:
     both_ways: bool = False
     is_latent: bool = False  # values are the first of the keys
     has_sinks: bool = False
+    v_norm: bool = False
+    reads: bool = False  # another op's keys and values, with queries of its own
     show_qkv: bool = False  # stop after rope_kv
 
     @property
@@ -428,7 +437,12 @@ def _attention(h: Heads, b: OpBuilder, x: int) -> int:
         norm_after=h.norm_after,
         temperature=h.temperature[0],
         temperature_span=h.temperature[1],
+        v_norm=h.v_norm,
     )
+    if h.reads:
+        width = h.heads * h.head_dim
+        x = p.linear(x, [b.new("queries", "F32", width, h.width, std=h.width**-0.5)])
+        p.rope_kv(x, trig, kv_layer=layer, heads=h.heads, style=h.style, q_norm=norms[0], eps=1e-6)
     if h.show_qkv:
         return x
     return p.attention(
@@ -479,6 +493,9 @@ def _cases() -> Iterable[OpCase]:
         for n_rows, n_out in ((1, 1), (3, 33), (17, 130)):
             op = partial(_linear, [fmt], [n_out], False, False)
             yield OpCase(f"linear-{fmt}-{n_out}x{width}-{n_rows}rows", width, op, one_step(n_rows))
+    for fmt in ("F16", "Q4_0", "Q6_K", "IQ2_XS"):
+        op = partial(_embed_from_file, fmt, 512)
+        yield OpCase(f"embed-from-file-{fmt}", 32, op, one_step(9))
     for by in EmbedBy:
         segments = np.array([0, 1, 1, 0, 1], np.int32)
         steps = [replace(step, segments=segments) for step in one_step(5)]
@@ -565,6 +582,7 @@ def _expert_cases() -> Iterable[OpCase]:
         "all": Routing(40, renormalize=True),
         "sigmoid": Routing(6, Gating.SIGMOID, bias=True, renormalize=True, scale=1.5),
         "groups": Routing(4, Gating.SIGMOID, groups=8, groups_used=3, bias=True),
+        "shares": Routing(5, renormalize=True, shares=True),
         "groups-of-one": Routing(4, groups=40, groups_used=4),
         "chosen": Routing(4, Gating.CHOSEN),
     }
@@ -642,6 +660,8 @@ def _attention_cases() -> Iterable[OpCase]:
         "window-of-one": Heads(2, 2, 16, 16, n_rot=16, window=1),
         "both-ways": Heads(4, 2, 32, 32, n_rot=32, both_ways=True),
         "both-ways-window": Heads(4, 1, 16, 16, n_rot=16, window=7, both_ways=True),
+        "v-norm": Heads(4, 2, 40, 24, n_rot=32, v_norm=True),
+        "reads": Heads(6, 2, 32, 32, n_rot=32, head_norm=True, v_norm=True, reads=True, window=9),
         "wide-head": Heads(2, 1, 256, 256, n_rot=256, head_norm=True, window=18),
         "latent": Heads(
             *(4, 1, 46, 32), n_rot=14, style=RopeStyle.PAIR, head_norm=True, is_latent=True

@@ -27,10 +27,10 @@ from .tiny import TinyDims, TinyModel, tiny_model
 RECURRENT = ("lfm2", "qwen35", "granitehybrid", "falcon-h1")
 # Checkpoints whose layers differ from those of the tiny models in what a row's neighbours could
 # disturb: states, windows of all or some layers, layers without rope, norms of whole rows,
-# temperatures, soft caps, compressed keys, sinks.
+# temperatures, soft caps, compressed keys, sinks, keys of other layers, heads of two sizes.
 RECORDED = (
     *("cohere2", "deepseek2", "exaone4", "gemma2", "gpt-oss", "mistral3", "olmo3", "phi3"),
-    "smollm3",
+    *("smollm3", "gemma4", "gemma4-shared"),
     *RECURRENT,
 )
 BLOCK, CONTEXT, N_OUTPUT = 16, 144, 20

@@ -14,9 +14,11 @@ import pytest
 from martlet.runtime import estimate as formulas
 from martlet.runtime.executors.native import NativeExecutor
 from martlet.runtime.model import size_pool
+from martlet.runtime.models import record_plan
 from martlet.runtime.ops import KvType
 from martlet.runtime.step import Step
 
+from ..recorded import recorded_model
 from .native_library import IS_SANITIZED  # skips the file where there is no native library
 from .tiny import BLOCK_FORMATS, FLOAT_FORMATS, TinyDims, tiny_model
 
@@ -38,6 +40,18 @@ def test_sizes_are_what_the_native_executor_allocates(fmt: str, arch: str) -> No
             formulas.arena_bytes(plan, 37 * 32, 2), rel=0.1, abs=512 << 10
         )
         executor.close()
+
+
+def test_a_table_that_stays_in_the_file_takes_no_memory() -> None:
+    config, weights = recorded_model("gemma4-shared", "Q8_0")
+    plan = record_plan(config, weights, 64)
+    stays = [tensor.name for tensor in plan.tensors if tensor.stays]
+    assert stays == ["per_layer_token_embd.weight"]
+    executor = NativeExecutor(plan, weights, n_blocks=9, n_threads=2, block_tokens=32)
+    assert executor.weight_bytes == formulas.weight_bytes(plan)
+    assert executor.kv_bytes == 9 * sum(formulas.kv_block_bytes(plan, 32, KvType.F16))
+    assert len(plan.kv_layers) == 3, "three of six layers have keys"
+    executor.close()
 
 
 def test_layers_of_a_large_pool_enter_new_pages_in_turns_and_not_at_one_block() -> None:

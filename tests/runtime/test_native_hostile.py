@@ -265,6 +265,15 @@ def windowed_and_both_ways(r: Records) -> None:
     r.ops["i"][at, 5:7] = 9, 1
 
 
+def stays_in_the_file(r: Records) -> None:
+    """Its rows may be embedded, but there is nothing to multiply."""
+    r.tensors[vector(r, OpKind.LINEAR)]["flags"] = LIB.MT_TENSOR_STAYS
+
+
+def norm_stays_in_the_file(r: Records) -> None:
+    r.tensors[vector(r, OpKind.NORM)]["flags"] = LIB.MT_TENSOR_STAYS
+
+
 def hidden_nowhere(r: Records) -> None:
     r.sizes["hidden"] = len(r.buffers)
 
@@ -298,6 +307,9 @@ NAMED = {
     "embedded by nothing": (set_field("ops", OpKind.EMBED, "i", 0, 3), "op"),
     "sinks that are a matrix": (set_field("ops", OpKind.ATTENTION, "w", 0, 0), "op"),
     "sinks out of tensors": (set_field("ops", OpKind.ATTENTION, "w", 0, 1000), "op"),
+    "values normed twice": (set_field("ops", OpKind.ROPE_KV, "i", 9, 2), "op"),
+    "products of what stays in the file": (stays_in_the_file, "op"),
+    "a norm of what stays in the file": (norm_stays_in_the_file, "op"),
     "a cap below 0": (set_field("ops", OpKind.ATTENTION, "f", 1, -1.0), "op"),
     "a cap that is no number": (set_field("ops", OpKind.ATTENTION, "f", 1, float("nan")), "op"),
     "rest out of buffers": (rest_is(lambda r, at: 1000), "op"),
