@@ -41,6 +41,11 @@ class Drafter(Protocol):
         """For each request up to `most` tokens that may follow those it owns."""
         ...
 
+    def token_seconds(self, n_requests: int) -> float:
+        """What it takes to guess one token for each of so many requests; 0: next to nothing, and
+        guesses are made before it is known how many of them pay."""
+        ...
+
     def forget(self, request: Request) -> None:
         """It has ended."""
         ...
@@ -57,6 +62,9 @@ class PromptLookup:
 
     def propose(self, requests: Sequence[Request], most: int) -> list[Draft]:
         return [self._propose(request, most) for request in requests]
+
+    def token_seconds(self, n_requests: int) -> float:
+        return 0.0
 
     def forget(self, request: Request) -> None:
         self._indexes.pop(request.id, None)

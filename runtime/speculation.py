@@ -33,6 +33,8 @@ MOST = 8
 WORTH = 1.05
 PROBE_EVERY = 64
 """Output tokens of a request without a guess, after which one is tried."""
+LEAST_STEP_S = 0.0015
+"""Below, the choice of lengths takes more than 3 % of a step: auto leaves it."""
 PRIOR = 0.4
 """Acceptance of what was never tried."""
 _WEIGHT = 0.15  # of one more guess in its running mean; the first ones weigh more
@@ -80,11 +82,16 @@ class Speculation:
         if most < 1:
             return nothing
         requests = [item.request for item in granted]
+        token_s = self.drafter.token_seconds(len(requests))
+        if token_s and not self.length:
+            most = min(most, self._common_length(requests, most_rows, token_s))
+            if most < 1:
+                return nothing
         found = [
             draft._replace(tokens=draft.tokens[: _room(request)])
             for request, draft in zip(requests, self.drafter.propose(requests, most), strict=True)
         ]
-        if self.length:
+        if self.length or token_s:
             lengths = [len(draft.tokens) for draft in found]
             while sum(lengths) > most_rows - len(granted):
                 lengths[lengths.index(max(lengths))] -= 1
@@ -136,6 +143,34 @@ class Speculation:
         made = _Record([PRIOR] * n_kinds, [0] * n_kinds, request.n_output)
         return self._records.setdefault(request.id, made)
 
+    def _common_length(self, requests: Sequence[Request], most_rows: int, token_s: float) -> int:
+        """Where guessing takes its time: how many tokens to guess for each request."""
+        records = [self._record(request) for request in requests]
+        best = self._best_length([record.rates[0] for record in records], most_rows, token_s)
+        return best or int(self._is_time_to_probe(requests, most_rows, token_s))
+
+    def _best_length(self, rates: Sequence[float], most_rows: int, token_s: float) -> int:
+        """Of as many guessed tokens for each request, with these acceptances."""
+        assert self.costs
+        n, chances = len(rates), list(rates)
+        expected, best_length = float(n), 0
+        best = WORTH * expected / self.costs.of(n)
+        for length in range(1, min(MOST, most_rows // n - 1) + 1):
+            expected += sum(chances)
+            per_second = expected / (self.costs.of(n * (1 + length)) + length * token_s)
+            if per_second > best:
+                best, best_length = per_second, length
+            chances = [chance * rate for chance, rate in zip(chances, rates, strict=True)]
+        return best_length
+
+    def _is_time_to_probe(
+        self, requests: Sequence[Request], most_rows: int, token_s: float = 0.0
+    ) -> bool:
+        """Nothing was guessed for long, and guesses that are all right would pay."""
+        silent = (r.n_output - self._record(r).silent_since for r in requests)
+        is_due = min(silent) >= PROBE_EVERY
+        return is_due and self._best_length([1.0] * len(requests), most_rows, token_s) > 0
+
     def _lengths(
         self, requests: Sequence[Request], drafts: Sequence[Draft], most_rows: int
     ) -> list[int]:
@@ -161,25 +196,32 @@ class Speculation:
                 heappush(queue, (chance * rates[i], i))
         if not any(best_lengths):
             for i, request in enumerate(requests):
-                silent = request.n_output - self._record(request).silent_since
-                if drafts[i].tokens and silent >= PROBE_EVERY:
+                if drafts[i].tokens and self._is_time_to_probe([request], most_rows):
                     best_lengths[i] = 1
                     break
         return best_lengths
 
 
 def speculation_of(
-    wish: str, executor: Executor, *, generates: bool = True, n_adapters: int = 0
+    wish: str,
+    executor: Executor,
+    *,
+    drafter: Drafter | None = None,
+    generates: bool = True,
+    n_adapters: int = 0,
 ) -> Speculation | None:
     """wish: off; auto, as many guesses as pay, by a measurement that this makes; or how many tokens
-    always. Models that cannot take guesses back have none by auto. Raises RequestError."""
+    always. drafter: None for prompt lookup. Models that cannot take guesses back, or whose steps
+    are over at once, have none by auto. Raises RequestError."""
     if wish == "off" or (wish == "auto" and (executor.n_states or not generates)):
         return None
+    drafter = drafter or PromptLookup()
     if wish == "auto":
-        return Speculation(PromptLookup(), StepCosts.measure(executor, n_adapters))
+        costs = StepCosts.measure(executor, n_adapters)
+        return Speculation(drafter, costs) if costs.of(1) >= LEAST_STEP_S else None
     if not wish.isdecimal() or not 1 <= int(wish) <= MOST:
         raise RequestError(f"speculate is {wish!r}, expected auto, off or 1 to {MOST}")
-    return Speculation(PromptLookup(), length=int(wish))
+    return Speculation(drafter, length=int(wish))
 
 
 def _room(request: Request) -> int:

@@ -46,6 +46,9 @@ class Scripted:
     def propose(self, requests: Sequence[Request], most: int) -> list[Draft]:
         return [self._propose(request, most) for request in requests]
 
+    def token_seconds(self, n_requests: int) -> float:
+        return 0.0
+
     def forget(self, request: Request) -> None: ...
 
     def _propose(self, request: Request, most: int) -> Draft:

@@ -37,6 +37,7 @@ def chat(
     context: options.ContextOption = None,
     lora: options.LoraOption = None,
     speculate: options.SpeculateOption = "auto",
+    draft: options.DraftOption = None,
 ) -> None:
     """Talk with MODEL. Figures of each answer go to stderr."""
     from martlet.runtime.sampling_params import SamplingParams
@@ -46,7 +47,7 @@ def chat(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, max_tokens=n
     )
     arguments = load.arguments(context=context, lora=lora)
-    with open_model(model, **arguments) as opened, open_engine(opened, speculate) as engine:
+    with open_model(model, **arguments) as opened, open_engine(opened, speculate, draft) as engine:
         chat_template(opened)  # a model without one is refused before anything is typed
         note(f"{model}, {opened.context} tokens of context. {HELP}")
         Conversation(opened, engine, params, system_message(system)).run()

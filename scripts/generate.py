@@ -12,6 +12,7 @@ from martlet.scripts.console import byte_progress, note
 from martlet.scripts.models import find_model
 
 if TYPE_CHECKING:
+    from martlet.runtime.drafts import Drafter
     from martlet.runtime.engine import Engine
     from martlet.runtime.events import Event, FinishEvent
     from martlet.runtime.model import Model
@@ -45,24 +46,39 @@ def open_model(spec: str, **load_options: Any) -> Iterator[Model]:
 
 
 @contextlib.contextmanager
-def open_engine(model: Model, speculate: str = "off") -> Iterator[Engine]:
+def open_engine(model: Model, speculate: str = "off", draft: str | None = None) -> Iterator[Engine]:
     from martlet.runtime.engine import Engine
     from martlet.runtime.speculation import speculation_of
 
     shares = [adapter.share for adapter in model.adapters]
-    speculation = speculation_of(speculate, model.executor, n_adapters=len(shares))
-    engine = Engine(
-        model.executor,
-        model.tokenizer,
-        context=model.context,
-        adapters=shares,
-        speculation=speculation,
-    )
-    engine.start()
-    try:
-        yield engine
-    finally:
-        engine.close()
+    with open_drafter(model, draft) as drafter:
+        speculation = speculation_of(
+            speculate, model.executor, drafter=drafter, n_adapters=len(shares)
+        )
+        engine = Engine(
+            model.executor,
+            model.tokenizer,
+            context=model.context,
+            adapters=shares,
+            speculation=speculation,
+        )
+        engine.start()
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+
+@contextlib.contextmanager
+def open_drafter(model: Model, spec: str | None) -> Iterator[Drafter | None]:
+    """The model `spec` names, to guess what `model` says; None: nothing of the kind."""
+    if spec is None:
+        yield None
+        return
+    from martlet.runtime.draft_model import DraftModel
+
+    with open_model(spec, context=model.context, gives_back=False) as small:
+        yield DraftModel(small, model.tokenizer)
 
 
 def stream(

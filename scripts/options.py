@@ -94,6 +94,10 @@ SpeculateOption = Annotated[
         "The text stays the same.",
     ),
 ]
+DraftOption = Annotated[
+    str | None,
+    typer.Option(metavar="MODEL", help="A smaller model of the same vocabulary that guesses."),
+]
 LoraOption = Annotated[
     list[str] | None,
     typer.Option(

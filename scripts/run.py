@@ -31,6 +31,7 @@ def run(
     context: options.ContextOption = None,
     lora: options.LoraOption = None,
     speculate: options.SpeculateOption = "off",
+    draft: options.DraftOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Complete PROMPT; the figures line on stderr says how long it took."""
@@ -49,7 +50,7 @@ def run(
     text = sys.stdin.read() if prompt == "-" else prompt
     arguments = load.arguments(context=context, lora=lora)
     pieces: list[str] = []
-    with open_model(model, **arguments) as opened, open_engine(opened, speculate) as engine:
+    with open_model(model, **arguments) as opened, open_engine(opened, speculate, draft) as engine:
         ids = prompt_ids(opened, text, chat=chat, system=system)
         finish = stream(engine, ids, params, pieces.append if as_json else write_text)
         values = {**figures(finish), "executor": opened.executor.name}

@@ -94,6 +94,7 @@ def serve(
     kv_bytes: options.KvBytesOption = None,
     lora: options.LoraOption = None,
     speculate: options.SpeculateOption = "auto",
+    draft: options.DraftOption = None,
     prefix_cache_dir: options.PrefixFolderOption = None,
     prefix_cache_bytes: options.PrefixBytesOption = "1G",  # type: ignore[assignment]
     step_ms: Annotated[
@@ -118,8 +119,9 @@ def serve(
         models = dict.fromkeys([name], *models.values())
     keys = (*(api_key or ()), *read_keys(api_key_file))
     check_exposure(host, has_key=bool(keys), is_insecure=insecure)
-    if lora and is_shelf:
-        raise MartletError("--lora is for one model that stays; serve this one by itself")
+    for option, given in (("--lora", lora), ("--draft", draft)):
+        if given and is_shelf:
+            raise MartletError(f"{option} is for one model that stays; serve this one by itself")
     arguments = load.arguments(context=context, kv_bytes=kv_bytes, lora=lora)
     served = ServerOptions(
         api_keys=keys,
@@ -144,7 +146,7 @@ def serve(
             kept = {"keep_alive_s": keep_alive, "max_bytes": max_memory}
             serve_several(models, arguments, engine, prefixes, kept, place)
         else:
-            serve_one(models, arguments, engine, prefixes, place)
+            serve_one(models, arguments, engine, prefixes, place, draft)
 
 
 def serve_one(
@@ -153,15 +155,17 @@ def serve_one(
     engine: dict[str, Any],
     prefixes: tuple[Path | None, int],
     place: dict[str, Any],
+    draft: str | None,
 ) -> None:
-    from martlet.scripts.generate import open_model
+    from martlet.scripts.generate import open_drafter, open_model
     from martlet.server import serve as serve_http
 
     ((called, spec),) = models.items()
     options = place["options"]
-    with open_model(spec, **arguments) as opened:
+    with open_model(spec, **arguments) as opened, open_drafter(opened, draft) as drafter:
         serve_http(
             opened,
+            drafter=drafter,
             model_name=called,
             prefix_store=open_store(opened, *prefixes),
             on_ready=lambda url: announce(opened, called, url, needs_key=bool(options.api_keys)),

@@ -18,6 +18,7 @@ from typing import Any
 
 import uvicorn
 
+from ..runtime.drafts import Drafter
 from ..runtime.engine import Engine
 from ..runtime.errors import MartletError
 from ..runtime.model import Model
@@ -47,6 +48,7 @@ def serve(
     step_rows: int | None = None,
     step_ms: float | None = None,
     speculate: str = "off",
+    drafter: Drafter | None = None,
     prefix_store: PrefixStore | None = None,
     fingerprint: str = "martlet",
     chat_template: str | None = None,
@@ -72,6 +74,7 @@ def serve(
             step_rows=step_rows,
             step_ms=step_ms,
             speculate=speculate,
+            drafter=drafter,
             prefix_store=prefix_store,
             fingerprint=fingerprint,
             chat_template=chat_template,
@@ -105,13 +108,18 @@ def hold(
     fingerprint: str = "martlet",
     max_queue: int = DEFAULT_QUEUE,
     speculate: str = "off",
+    drafter: Drafter | None = None,
     **engine_options: Any,
 ) -> Loaded:
-    """The model with a running engine and an app; lifecycle as in create_app, speculate as of
-    speculation_of. Closing it ends the engine and leaves the model open."""
+    """The model with a running engine and an app; lifecycle as in create_app, speculate and drafter
+    as of speculation_of. Closing it ends the engine and leaves the model open."""
     shares, generates = [adapter.share for adapter in model.adapters], model.config.generates
     speculation = speculation_of(
-        speculate, model.executor, generates=generates, n_adapters=len(shares)
+        speculate,
+        model.executor,
+        drafter=drafter,
+        generates=generates,
+        n_adapters=len(shares),
     )
     engine = Engine(
         model.executor,

@@ -176,10 +176,20 @@ def test_free_rows_take_all_that_is_guessed() -> None:
     assert len(rows) < 400 / MOST + 20
 
 
-def test_rows_as_dear_as_steps_take_nothing_but_a_probe_now_and_then() -> None:
+def test_rows_as_dear_as_steps_take_nothing() -> None:
     rows, n_drafted = lengths_of(STEEP, 1.0)
-    assert n_drafted <= 400 / PROBE_EVERY
-    assert max(rows) <= 2
+    assert n_drafted == 0
+    assert max(rows) == 1
+
+
+def test_what_could_pay_is_tried_now_and_then() -> None:
+    """Wrong for long, then right."""
+    rows, n_drafted = lengths_of(FLAT | {2: 1.2, 16: 3.0}, 0.0, n_tokens=600)
+    tried = [at for at, n in enumerate(rows) if n > 1]
+    gaps = np.diff(tried)
+    assert n_drafted < 40
+    assert gaps.max() <= PROBE_EVERY + 2
+    assert rows[-PROBE_EVERY * 3 :].count(2) >= 2
 
 
 def test_wrong_guesses_end() -> None:
@@ -240,9 +250,12 @@ def test_wishes_that_are_none_are_refused(bad: str) -> None:
 
 
 def test_auto_guesses_where_guesses_can_be_taken_back() -> None:
-    found = speculation_of("auto", ScriptedExecutor(hashed()))
+    slow = ScriptedExecutor(hashed(), seconds_per_step=0.003)
+    found = speculation_of("auto", slow)
     assert found is not None
     assert found.length is None
+    slow.seconds_per_step = 0.0
+    assert speculation_of("auto", slow) is None, "the choice would take longer than the step"
     assert speculation_of("off", ScriptedExecutor(hashed())) is None
     assert speculation_of("auto", ScriptedExecutor(hashed(), n_states=2)) is None
     assert speculation_of("auto", ScriptedExecutor(hashed()), generates=False) is None

@@ -1,0 +1,157 @@
+"""A smaller model of the same vocabulary that guesses what a larger one says.
+
+Owns: the small model's keys and values of each request, kept in step with what the request owns.
+Must not know: whether guesses pay, how they are checked.
+
+It always guesses its own likeliest token. After a guess it has computed rows of tokens that were
+perhaps not drawn: the next guess begins where the two texts part, and writes over the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from .drafts import NO_DRAFT, Draft
+from .errors import RequestError, UnsupportedError
+from .model import Model
+from .request import Request
+from .step import Step
+from .step_costs import StepCosts
+from .tokenizer import Tokenizer
+
+FEW_ROWS = 12
+"""Rows of a request that a step computes with those of others; longer texts are read alone."""
+_FIRST_WORD = 5  # control tokens before it may be called otherwise
+_MOST_EXTRA = 128  # tokens by which the vocabularies may differ in size: padding
+
+
+@dataclass
+class _Read:
+    """What the small model has computed of a request."""
+
+    tokens: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    n_owned: int = 0  # tokens that are no guesses
+
+    def keep_common(self, tokens: npt.NDArray[np.int32]) -> None:
+        """Forgets guesses from the first one on that the request does not own, and in any case its
+        last token: its row gives the next one."""
+        n = min(len(self.tokens), len(tokens) - 1)
+        at = min(self.n_owned, n)
+        while at < n and self.tokens[at] == tokens[at]:
+            at += 1
+        del self.tokens[at:]
+        self.n_owned = len(tokens)
+
+
+class DraftModel:
+    name = "model"
+    n_kinds = 1
+
+    def __init__(self, model: Model, target: Tokenizer) -> None:
+        """Raises RequestError where the vocabularies differ."""
+        check_vocabularies(model.tokenizer, target)
+        if model.executor.n_states:
+            raise UnsupportedError(
+                f"{model.config.name}: a model with recurrent layers cannot guess, its states "
+                "would have to be taken back"
+            )
+        if not model.config.generates:
+            raise UnsupportedError(f"{model.config.name}: this model does not generate")
+        self._model, self._executor = model, model.executor
+        self._n_words = min(model.tokenizer.vocab_size, target.vocab_size)
+        self._free = list(range(self._executor.n_blocks))[::-1]
+        self._reads: dict[str, _Read] = {}
+        self._costs = StepCosts.measure(self._executor)
+
+    def token_seconds(self, n_requests: int) -> float:
+        return self._costs.of(n_requests)
+
+    def forget(self, request: Request) -> None:
+        if read := self._reads.pop(request.id, None):
+            self._free += read.blocks
+
+    def close(self) -> None:
+        self._model.close()
+
+    def propose(self, requests: Sequence[Request], most: int) -> list[Draft]:
+        drafts: dict[str, list[int]] = {}
+        most_requests = self._executor.max_rows // FEW_ROWS
+        able = [r for r in requests if self._has_room(r, most)][:most_requests]
+        waiting: dict[str, list[int]] = {}
+        for request in able:
+            read, tokens = self._reads[request.id], request.tokens
+            read.keep_common(tokens)
+            while (n_left := len(tokens) - len(read.tokens)) > FEW_ROWS:
+                at, n = len(read.tokens), min(n_left - 1, self._executor.max_rows)
+                self._run([read], [tokens[at : at + n].tolist()], wants=False)
+            waiting[request.id] = tokens[len(read.tokens) :].tolist()
+            drafts[request.id] = []
+        reads = [self._reads[request.id] for request in able]
+        for _ in range(most if able else 0):
+            logits = self._run(reads, list(waiting.values()), wants=True)
+            best: list[int] = logits[:, : self._n_words].argmax(axis=1).tolist()
+            for name, token in zip(drafts, best, strict=True):
+                drafts[name].append(token)
+                waiting[name] = [token]
+        return [
+            Draft(drafts[request.id]) if request.id in drafts else NO_DRAFT for request in requests
+        ]
+
+    def _has_room(self, request: Request, most: int) -> bool:
+        """Takes blocks for what the request owns and the guesses behind it."""
+        read = self._reads.setdefault(request.id, _Read())
+        n_tokens = request.n_tokens + most
+        n_new = -(-n_tokens // self._executor.block_tokens) - len(read.blocks)
+        if n_new > len(self._free) or n_tokens > self._model.context:
+            return False
+        read.blocks += [self._free.pop() for _ in range(n_new)]
+        return True
+
+    def _run(
+        self, reads: Sequence[_Read], rows: Sequence[list[int]], *, wants: bool
+    ) -> npt.NDArray[np.float32]:
+        """Computes these rows behind what was read; wants: the logits of each one's last row."""
+        width = max(len(read.blocks) for read in reads)
+        ends = np.cumsum([0, *map(len, rows)], dtype=np.int32)
+        starts = [len(read.tokens) for read in reads]
+        tables = [read.blocks + [0] * (width - len(read.blocks)) for read in reads]
+        positions = [
+            start + i
+            for start, tokens in zip(starts, rows, strict=True)
+            for i in range(len(tokens))
+        ]
+        step = Step(
+            tokens=np.array([token for tokens in rows for token in tokens], np.int32),
+            positions=np.array(positions, np.int32),
+            seq_start=ends,
+            block_table=np.array(tables, np.int32),
+            out_rows=ends[1:] - np.int32(1) if wants else np.empty(0, np.int32),
+        )
+        logits = self._executor.run(step)
+        for read, tokens in zip(reads, rows, strict=True):
+            read.tokens += tokens
+        return logits
+
+
+def check_vocabularies(small: Tokenizer, large: Tokenizer) -> None:
+    """Raises RequestError unless the tokens of both mean the same."""
+    n = min(small.vocab_size, large.vocab_size)
+    extra = max(small.vocab_size, large.vocab_size) - n
+    if extra > _MOST_EXTRA:
+        raise RequestError(
+            f"the draft model has {small.vocab_size} tokens, the model {large.vocab_size}: they "
+            "are not of one vocabulary",
+            field="draft",
+        )
+    for token in range(min(_FIRST_WORD, n), n):
+        if small.token_text(token) != large.token_text(token):
+            raise RequestError(
+                f"token {token} is {small.token_text(token)!r} in the draft model and "
+                f"{large.token_text(token)!r} in the model: they are not of one vocabulary",
+                field="draft",
+            )
