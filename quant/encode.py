@@ -25,15 +25,18 @@ from .grid import GRIDS, Grid, fit_blocks, pack
 PIECE_WEIGHTS = 1 << 17  # a thread's share at a time: the temporaries of packing stay in its cache
 LARGEST_HALF = 65504.0
 
-# Formats without a grid, and the largest magnitude that each can hold; blocks with a grid are bound
-# by their half floats.
-_PLAIN: dict[str, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
-    "F32": (pack_f32, float(np.finfo(np.float32).max)),
-    "F16": (pack_f16, LARGEST_HALF),
-    "BF16": (pack_bf16, 3.3895313892515355e38),
-    "MXFP4": (encode_mxfp4, 6 * 2.0**124),
+_PLAIN: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "F32": pack_f32,
+    "F16": pack_f16,
+    "BF16": pack_bf16,
 }
-ENCODABLE = (*_PLAIN, *GRIDS)
+# The largest magnitude a format can hold; those not named are bound by their half floats.
+_LARGEST = {
+    "F32": float(np.finfo(np.float32).max),
+    "BF16": 3.3895313892515355e38,
+    "MXFP4": 6 * 2.0**124,
+}
+ENCODABLE = (*_PLAIN, *GRIDS, "MXFP4")
 
 
 class BadWeights(FileFormatError):
@@ -114,8 +117,10 @@ def compiled_ahead(format_names: Iterable[str]) -> Iterator[None]:
 
 
 def _encode_piece(piece: np.ndarray, format_name: str, weights: np.ndarray | None) -> np.ndarray:
+    if format_name == "MXFP4":
+        return encode_mxfp4(piece, weights)
     if format_name in _PLAIN:
-        return _PLAIN[format_name][0](piece)
+        return _PLAIN[format_name](piece)
     grid: Grid = GRIDS[format_name]
     blocks = piece.reshape(-1, grid.block)
     scales, q = fit_blocks(blocks, grid, weights)
@@ -139,7 +144,7 @@ def _checked_importance(importance: np.ndarray, cols: int) -> np.ndarray:
 
 def check_weights(piece: np.ndarray, format_name: str, first_row: int = 0) -> None:
     """Raises BadWeights for the first of float32 (rows, cols) that the format cannot hold."""
-    largest = _PLAIN[format_name][1] if format_name in _PLAIN else LARGEST_HALF
+    largest = _LARGEST.get(format_name, LARGEST_HALF)
     # NaN compares false; one pass decides, the place is searched only when there is one.
     if np.abs(piece).max(initial=0) <= largest:
         return

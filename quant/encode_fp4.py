@@ -17,9 +17,12 @@ _LEVELS = FP4_VALUES[_ORDER].astype(np.float32)
 _MIDDLES = (_LEVELS[1:] + _LEVELS[:-1]) / 2
 
 
-def encode_mxfp4(rows: np.ndarray) -> np.ndarray:
+def encode_mxfp4(rows: np.ndarray, importance: np.ndarray | None = None) -> np.ndarray:
     """float32 (n, cols) to uint8 (n, bytes of a row): of three powers of two the one with the least
-    squared error, each weight going to its nearest value."""
+    squared error, each weight going to its nearest value. importance, float32 (cols,), says how
+    much the error of each column counts."""
+    weights = np.ones(rows.shape[1], np.float32) if importance is None else importance
+    counts = np.tile(weights.reshape(-1, _BLOCK), (len(rows), 1))
     x = rows.reshape(-1, _BLOCK)
     largest = np.abs(x).max(axis=1)
     # The largest value is 6 = 1.5·2^2, and frexp's fraction is below 1.
@@ -31,7 +34,7 @@ def encode_mxfp4(rows: np.ndarray) -> np.ndarray:
         e = np.clip(base + step, 0, E8M0_MOST).astype(np.uint8)
         d = half_e8m0(e)[:, None]
         level = np.searchsorted(_MIDDLES, x / d)
-        error = (((x - d * _LEVELS[level]) / unit) ** 2).sum(axis=1)
+        error = (counts * ((x - d * _LEVELS[level]) / unit) ** 2).sum(axis=1)
         is_better = error < best_error
         best_error = np.where(is_better, error, best_error)
         best_e = np.where(is_better, e, best_e)

@@ -35,6 +35,19 @@ def test_errors_are_no_larger_than_those_of_the_gguf_package() -> None:
     assert mine.sum() < 0.97 * other.sum()
 
 
+def test_important_columns_choose_the_power() -> None:
+    row = np.full((1, 32), 0.3, np.float32)
+    row[0, 0] = 7.0
+    importance = np.ones(32, np.float32)
+    importance[0] = 1e-3
+    plain, weighted = (
+        dequantize(encode(row, "MXFP4", w).reshape(-1), MXFP4, row.shape)
+        for w in (None, importance)
+    )
+    assert abs(weighted[0, 1] - 0.3) < abs(plain[0, 1] - 0.3)
+    assert abs(weighted[0, 0] - 7) >= abs(plain[0, 0] - 7)
+
+
 def test_a_weight_goes_to_its_nearest_value() -> None:
     row = np.zeros((1, 32), np.float32)
     row[0, :6] = 6, 4.9, 5.1, 0.24, -0.26, -2.4
