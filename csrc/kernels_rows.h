@@ -188,10 +188,40 @@ static void glu(const float *gate, const float *up, int n, int activation, float
 }
 
 /* Up to 32 columns at a time: what S' k sums up is read once more for the update, from an L1. */
+/* Thirty-two whole columns: two chains of sums side by side, so that neither waits for itself. */
+static void recur_pair(float *s, int n_keys, size_t stride, vf fade, vf rate, int corrects,
+                       const float *k, const float *q, const float *v, float *out) {
+    vf write = vf_load(v), write2 = vf_load(v + 16), seen = vf_set1(0.0f), seen2 = seen;
+    vf sum = seen, sum2 = seen;
+    if (corrects) {
+        for (int j = 0; j < n_keys; j++) {
+            const float *row = s + (size_t)j * stride;
+            const vf key = vf_set1(k[j]);
+            seen = vf_fma(vf_mul(fade, vf_load(row)), key, seen);
+            seen2 = vf_fma(vf_mul(fade, vf_load(row + 16)), key, seen2);
+        }
+        write = vf_sub(write, seen), write2 = vf_sub(write2, seen2);
+    }
+    write = vf_mul(write, rate), write2 = vf_mul(write2, rate);
+    for (int j = 0; j < n_keys; j++) {
+        float *row = s + (size_t)j * stride;
+        const vf key = vf_set1(k[j]), query = vf_set1(q[j]);
+        const vf now = vf_fma(key, write, vf_mul(fade, vf_load(row)));
+        const vf now2 = vf_fma(key, write2, vf_mul(fade, vf_load(row + 16)));
+        vf_store(row, now), vf_store(row + 16, now2);
+        sum = vf_fma(now, query, sum), sum2 = vf_fma(now2, query, sum2);
+    }
+    vf_store(out, sum), vf_store(out + 16, sum2);
+}
+
 static void recur(float *state, int n_keys, int stride, float decay, float rate, int corrects,
                   const float *k, const float *q, const float *v, int n, float *out) {
     const vf fade = vf_set1(decay);
-    for (int i = 0; i < n; i += 16) {
+    int i = 0;
+    for (; i + 32 <= n; i += 32)
+        recur_pair(state + i, n_keys, (size_t)stride, fade, vf_set1(rate), corrects, k, q, v + i,
+                   out + i);
+    for (; i < n; i += 16) {
         float *s = state + i;
         vf write = load_part(v + i, n - i), seen = vf_set1(0.0f), sum = seen;
         if (corrects) {

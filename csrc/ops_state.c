@@ -8,10 +8,14 @@
 
 #include "engine.h"
 
-enum { CHANNELS = 512 /* of one item */ };
+/* Channels of one item: as many as have room for their weights in a thread's scratch. */
+static int run_channels(const mt_op *op) {
+    const int most = MT_K_FLOATS * MT_TILE_ROWS / op->i[1];
+    return most < 512 ? most : 512;
+}
 
 static int n_runs(const mt_engine *e, const mt_op *op) {
-    return (e->buffers[op->out].width + CHANNELS - 1) / CHANNELS;
+    return (e->buffers[op->out].width + run_channels(op) - 1) / run_channels(op);
 }
 
 /* The rows of a sequence, and channels [first, stop). */
@@ -22,12 +26,13 @@ typedef struct {
 
 static channel_run run_of(const mt_engine *e, const mt_op *op, int item, int32_t layer) {
     const int width = e->buffers[op->out].width, seq = item / n_runs(e, op);
-    const int first = item % n_runs(e, op) * CHANNELS, row = e->step->seq_start[seq];
+    const int channels = run_channels(op), first = item % n_runs(e, op) * channels;
+    const int row = e->step->seq_start[seq];
     return (channel_run){.seq = seq,
                          .row = row,
                          .n_rows = e->step->seq_start[seq + 1] - row,
                          .first = first,
-                         .stop = width - first < CHANNELS ? width : first + CHANNELS,
+                         .stop = width - first < channels ? width : first + channels,
                          .state = mt_state_of(e, seq, layer)};
 }
 
@@ -64,8 +69,10 @@ static void run_conv(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {
     const size_t n_bytes = (size_t)n * sizeof(float);
     const float *kernel = e->weights[op->w[0]].values;
     const float *bias = op->w[1] >= 0 ? e->weights[op->w[1]].values : NULL;
-    float *sum = s->row, ones[CHANNELS];
-    for (int i = 0; i < n; i++) ones[i] = 1.0f;
+    float *sum = s->row;
+    float *by_tap = s->wide; /* (taps, n): the channels' weights for a tap side by side */
+    for (int j = 0; j < taps; j++)
+        for (int i = 0; i < n; i++) by_tap[j * n + i] = kernel[(c.first + i) * taps + j];
     if (e->step->positions[c.row] == 0)
         for (int j = 0; j < taps - 1; j++)
             memset(c.state + (size_t)j * (size_t)width + c.first, 0, n_bytes);
@@ -76,10 +83,10 @@ static void run_conv(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {
             memset(sum, 0, n_bytes);
         for (int j = 0; j < taps; j++) {
             const float *x = seen_row(e, op, &c, r - taps + 1 + j) + c.first;
-            for (int i = 0; i < n; i++) sum[i] += kernel[(c.first + i) * taps + j] * x[i];
+            for (int i = 0; i < n; i++) sum[i] += by_tap[j * n + i] * x[i];
         }
         float *to = mt_row_f32(e, op->out, c.row + r) + c.first;
-        e->kernels->glu(sum, ones, n, op->i[2], to);
+        e->kernels->glu(sum, NULL, n, op->i[2], to);
     }
     for (int j = 0; j < taps - 1;
          j++) /* ascending: what is read lies at or behind what is written */
@@ -113,15 +120,37 @@ static head_run head_run_of(int item, int heads, int head_dim) {
                       .n = head_dim - first < VALUES ? head_dim - first : VALUES};
 }
 
-/* Of the head; zeros before the sequence's first row. */
-static float *head_state(const mt_engine *e, const head_run *h, int32_t layer, int keys, int dim) {
-    const size_t width = (size_t)dim;
-    float *state =
-        mt_state_of(e, h->seq, layer) + (size_t)h->head * (size_t)keys * width + h->first;
-    if (e->step->positions[e->step->seq_start[h->seq]] == 0)
-        for (int k = 0; k < keys; k++)
-            memset(state + (size_t)k * width, 0, (size_t)h->n * sizeof(float));
-    return state;
+/* The part of a head's state that an item works on: where it lies, or a copy. */
+typedef struct {
+    float *kept, *values; /* rows of `width` and of `stride` floats */
+    int keys, width, stride, n;
+} head_state;
+
+static void copy_state(const head_state *s, const float *from, int from_stride, float *to,
+                       int to_stride) {
+    for (int k = 0; k < s->keys; k++)
+        memcpy(to + (size_t)k * (size_t)to_stride, from + (size_t)k * (size_t)from_stride,
+               (size_t)s->n * sizeof(float));
+}
+
+/* Zeros before the sequence's first row. For many rows a copy: where it lies its rows are a power of
+ * two apart, and would fight for the same cache lines. */
+static head_state begin_state(const mt_engine *e, const head_run *h, int32_t layer, int keys,
+                              int width, mt_scratch *scratch) {
+    const int first = e->step->seq_start[h->seq], is_new = e->step->positions[first] == 0;
+    float *kept = mt_state_of(e, h->seq, layer) + (size_t)h->head * (size_t)keys * (size_t)width;
+    head_state s = {.kept = kept + h->first, .keys = keys, .width = width, .n = h->n};
+    const int is_copied = keys <= MT_K_FLOATS && e->step->seq_start[h->seq + 1] - first > 4;
+    s.values = is_copied ? scratch->wide : s.kept;
+    s.stride = is_copied ? VALUES : width;
+    for (int k = 0; k < keys && is_new; k++)
+        memset(s.values + (size_t)k * (size_t)s.stride, 0, (size_t)h->n * sizeof(float));
+    if (is_copied && !is_new) copy_state(&s, s.kept, width, s.values, VALUES);
+    return s;
+}
+
+static void end_state(const head_state *s) {
+    if (s->values != s->kept) copy_state(s, s->values, s->stride, s->kept, s->width);
 }
 
 static int count_delta(const mt_engine *e, const mt_op *op) {
@@ -142,7 +171,8 @@ static void run_delta(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {
     const float a = ((const float *)e->weights[op->w[0]].values)[h.head];
     const float dt_bias = ((const float *)e->weights[op->w[1]].values)[h.head];
     const float root = 1.0f / sqrtf((float)d);
-    float *state = head_state(e, &h, op->i[4], d, d), *q = s->row, *k = q + d;
+    const head_state state = begin_state(e, &h, op->i[4], d, d, s);
+    float *q = s->row, *k = q + d;
     for (int r = e->step->seq_start[h.seq]; r < e->step->seq_start[h.seq + 1]; r++) {
         const float *qkv = mt_row_f32(e, op->in[0], r), *rates = mt_row_f32(e, op->in[1], r);
         const float rate = 1.0f / (1.0f + expf(-rates[h.head]));
@@ -150,9 +180,10 @@ static void run_delta(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {
         unit(e, qkv + from * d, d, root * root, q);
         unit(e, qkv + (k_heads + from) * d, d, root, k);
         const int at = h.head * d + h.first;
-        e->kernels->recur(state, d, d, decay, rate, 1, k, q, qkv + 2 * k_heads * d + at, h.n,
-                          mt_row_f32(e, op->out, r) + at);
+        e->kernels->recur(state.values, d, state.stride, decay, rate, 1, k, q,
+                          qkv + 2 * k_heads * d + at, h.n, mt_row_f32(e, op->out, r) + at);
     }
+    end_state(&state);
 }
 
 const mt_phase mt_delta_phase = {count_delta, run_delta};
@@ -162,22 +193,22 @@ static int count_scan(const mt_engine *e, const mt_op *op) {
 }
 
 static void run_scan(mt_engine *e, const mt_op *op, int item, mt_scratch *s) {
-    (void)s;
     const int heads = op->i[0], d = op->i[1], groups = op->i[2], keys = op->i[3];
     const head_run h = head_run_of(item, heads, d);
     const int at = h.head * d + h.first, from = h.head / (heads / groups) * keys;
     const float a = ((const float *)e->weights[op->w[0]].values)[h.head];
     const float dt_bias = ((const float *)e->weights[op->w[1]].values)[h.head];
     const float skip = ((const float *)e->weights[op->w[2]].values)[h.head];
-    float *state = head_state(e, &h, op->i[5], keys, d);
+    const head_state state = begin_state(e, &h, op->i[5], keys, d, s);
     for (int r = e->step->seq_start[h.seq]; r < e->step->seq_start[h.seq + 1]; r++) {
         const float *x = mt_row_f32(e, op->in[0], r), *b = x + heads * d + from;
         const float dt = softplus(mt_row_f32(e, op->in[1], r)[op->i[4] + h.head] + dt_bias);
         float *out = mt_row_f32(e, op->out, r) + at;
-        e->kernels->recur(state, keys, d, expf(dt * a), dt, 0, b, b + groups * keys, x + at, h.n,
-                          out);
+        e->kernels->recur(state.values, keys, state.stride, expf(dt * a), dt, 0, b,
+                          b + groups * keys, x + at, h.n, out);
         for (int i = 0; i < h.n; i++) out[i] += skip * x[at + i];
     }
+    end_state(&state);
 }
 
 const mt_phase mt_scan_phase = {count_scan, run_scan};
