@@ -78,9 +78,12 @@ const mt_phase mt_router_phase = {mt_count_rows, run_router};
 
 /* -- the pairs of a step ----------------------------------------------------------------------- */
 
+/* Once for expert_glu and the expert_sum right behind it, which have the same pairs. */
 static int count_sort(const mt_engine *e, const mt_op *op) {
-    (void)e, (void)op;
-    return 1;
+    if (op->kind != MT_OP_EXPERT_SUM || op == e->ops) return 1;
+    const mt_op *before = op - 1;
+    return before->kind != MT_OP_EXPERT_GLU || before->in[2] != op->in[2] ||
+           before->i[0] != op->i[0] || before->i[1] != op->i[1];
 }
 
 /* An expert's number, whatever the buffer holds: a plan might have written something else there. */

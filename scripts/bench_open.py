@@ -89,7 +89,8 @@ def pool_bytes(plan: Plan, room: Room) -> int:
             f" and values, more than half of the {available >> 20} MiB available; ask for fewer"
             " with --batch or for less with --depth"
         )
-    return n_bytes
+    # States take up to half of the pool.
+    return 2 * max(n_bytes, room.n_seqs * plan.state_bytes) if plan.states else n_bytes
 
 
 def open_limits(

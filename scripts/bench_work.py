@@ -2,7 +2,8 @@
 Owns the formulas; must not know how long anything took or how an executor does it.
 
 Weights are counted once per step, as the file stores them; keys and values once per sequence and
-layer, up to the window. Norms, rope and the gathered embedding rows are small and left out."""
+layer, up to the window; states of recurrent layers as they are read and as they are written. Norms,
+rope and the gathered embedding rows are small and left out."""
 
 from __future__ import annotations
 
@@ -16,6 +17,8 @@ from martlet.runtime.ops import OPS, OpKind, RowKind
 from martlet.runtime.plan import FLOAT_FORMATS, Op, Plan, PlanTensor
 from martlet.runtime.step import Step
 
+STATE_VALUE_BYTES = 4
+
 
 @dataclass(frozen=True)
 class Work:
@@ -24,7 +27,7 @@ class Work:
     int8_macs: int = 0  # products of weights in blocks, and attention
     f32_macs: int = 0  # products of weights stored as floats
     weight_bytes: int = 0
-    kv_bytes: int = 0
+    kv_bytes: int = 0  # of keys, values and states
 
     def __add__(self, other: Work) -> Work:
         return Work(
@@ -68,6 +71,8 @@ def step_work(plan: Plan, step: Step, kv_value_bytes: float = 2) -> Work:
             total += _attention(plan, op, step, kv_value_bytes)
         elif op.kind in (OpKind.EXPERT_GLU, OpKind.EXPERT_SUM):
             total += _experts(plan, op, step)
+        elif op.kind in _RECURRENT:
+            total += _recurrence(plan, op, step)
         elif op.kind is not OpKind.EMBED:  # which gathers rows of its matrix
             total += _products(plan, op, step)
     return total
@@ -92,6 +97,17 @@ def _experts(plan: Plan, op: Op, step: Step) -> Work:
     matrices = (plan.tensors[w] for w in op.weights if w >= 0)
     n_rows = step.n_rows * used * _planes(op) / count
     return sum((_matrix(t, n_rows, share) for t in matrices if len(t.shape) == 3), Work())
+
+
+# Multiply-adds of a row for every value of a state: what is seen of it, written to it and read.
+_RECURRENT = {OpKind.CONV: 1, OpKind.DELTA: 3, OpKind.SCAN: 2}
+
+
+def _recurrence(plan: Plan, op: Op, step: Step) -> Work:
+    """The state of every sequence is read and written once a step."""
+    values = plan.states[op.int_of("state")]
+    n_bytes = 2 * STATE_VALUE_BYTES * values * (len(step.seq_start) - 1)
+    return Work(f32_macs=_RECURRENT[op.kind] * values * step.n_rows, kv_bytes=n_bytes)
 
 
 def _planes(op: Op) -> int:

@@ -3,9 +3,13 @@
 import numpy as np
 import pytest
 from martlet.quant.formats import FORMATS
+from martlet.runtime.model import size_pool
+from martlet.runtime.models import record_plan
 from martlet.scripts.bench_cases import Bench, Case, Room
+from martlet.scripts.bench_open import BLOCK_TOKENS, pool_bytes
 from martlet.scripts.bench_work import Speed, Work, step_work, steps_work
 
+from ..recorded import recorded_model
 from ..runtime.tiny import Chunk, TinyDims, make_step, tiny_model
 from .bench_fakes import CountingExecutor
 
@@ -66,6 +70,24 @@ def test_a_window_bounds_what_is_seen_and_read() -> None:
     products = 2 * LAYER * (DIMS.n_layers + LAYERS_TWICE)
     assert work.int8_macs == products + (2 * local + whole) * VISIBLE_MACS
     assert work.kv_bytes == (2 * 21 + 51) * KV_BYTES
+
+
+@pytest.mark.parametrize("name", ["qwen35", "granitehybrid"])
+def test_states_are_read_and_written_once_a_step(name: str) -> None:
+    config, weights = recorded_model(name, "Q8_0")
+    plan = record_plan(config, weights, 8)
+
+    def kv_bytes(n_rows: int) -> int:
+        return step_work(plan, make_step([Chunk([1] * n_rows, 0, [0])])).kv_bytes
+
+    per_token = plan.kv_bytes_per_token()
+    assert kv_bytes(1) == 2 * plan.state_bytes + per_token
+    assert kv_bytes(5) == 2 * plan.state_bytes + 5 * per_token
+    room = Room(n_seqs=6, positions=20)
+    pool = size_pool(plan, config, BLOCK_TOKENS, context=20, kv_bytes=pool_bytes(plan, room))
+    assert pool.n_states is not None
+    assert pool.n_states >= room.n_seqs
+    assert pool.n_blocks >= room.n_seqs * room.blocks_per_seq(BLOCK_TOKENS)
 
 
 def test_a_prefill_in_chunks_reads_weights_once_per_chunk() -> None:
