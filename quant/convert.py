@@ -27,6 +27,14 @@ from .formats import FORMATS
 from .gguf_field import Field
 from .gguf_write import OutTensor, write_gguf
 
+# What Qwen3's rerankers were trained to be asked, from their model card.
+_QWEN3_RERANK = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
+    'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+    "<|im_start|>user\n<Instruct>: Given a web search query, retrieve relevant passages that "
+    "answer the query\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"
+    "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
 SLICE_WEIGHTS = 1 << 24  # read, rounded and packed at a time
 
 
@@ -87,6 +95,8 @@ def read_conversion(folder: str | PathLike[str], facts: ReaderFacts) -> Conversi
         Weight(f"dense_{n}.weight", tensor.shape, tensor)
         for n, tensor in enumerate(sentence.dense, 2)
     ]
+    if sentence.labels:
+        weights.append(_classifier(weights, sentence.labels))
     try:
         tokenizer = convert_tokenizer(checkpoint, config, weights[0].n_rows, facts)
     except RecursionError:
@@ -97,9 +107,20 @@ def read_conversion(folder: str | PathLike[str], facts: ReaderFacts) -> Conversi
     if settings.family.arch in ("llama", "phi3") and any(settings.is_local):
         notes.append(f"llama.cpp does not know the window of {settings.window} tokens in this file")
     metadata, pooling_type = tokenizer.metadata, sentence.pooling_type
+    if sentence.labels and settings.family.arch == "qwen3":
+        metadata["tokenizer.chat_template.rerank"] = _QWEN3_RERANK
     if segments := settings.table_rows.get(SEGMENTS):
         metadata["tokenizer.ggml.token_type_count"] = segments
     return Conversion(checkpoint, config, settings, weights, metadata, notes, pooling_type)
+
+
+def _classifier(weights: list[Weight], labels: tuple[int, ...]) -> Weight:
+    """Rows of the output matrix, which is the embedding where there is none of its own."""
+    head = next((w for w in weights if w.name == "output.weight"), weights[0])
+    if max(labels) >= head.n_rows:
+        raise FileFormatError(f"tokens {labels} of yes and no: there are {head.n_rows}")
+    rows = np.concatenate([head.rows(id_, id_ + 1) for id_ in labels])
+    return Weight("cls.output.weight", rows.shape, values=rows)
 
 
 def write_conversion(

@@ -15,7 +15,7 @@ from .checkpoint import SINGLE, Checkpoint
 from .errors import FileFormatError, UnsupportedError
 from .safetensors_file import SafetensorsFile, SourceTensor, parse_json
 
-MEAN, CLS, LAST = 1, 2, 3  # as GGUF files number them
+MEAN, CLS, LAST, RANK = 1, 2, 3, 4  # as GGUF files number them
 _MODES = {"mean": MEAN, "cls": CLS, "lasttoken": LAST}
 _FLAGS = {
     "pooling_mode_mean_tokens": MEAN,
@@ -30,6 +30,8 @@ class Sentence:
     pooling_type: int | None = None  # None: the folder does not say
     dense: tuple[SourceTensor, ...] = ()
     """Products behind the pooling, in their order."""
+    labels: tuple[int, ...] = ()
+    """Tokens, yes and no, whose logits are the scores of a text."""
 
 
 def read_sentence(checkpoint: Checkpoint) -> Sentence:
@@ -38,7 +40,7 @@ def read_sentence(checkpoint: Checkpoint) -> Sentence:
     modules = parse_json(raw, "modules.json:") if raw else []
     if not isinstance(modules, list) or not all(isinstance(m, dict) for m in modules):
         raise FileFormatError("modules.json: is not a list of modules")
-    pooling, dense = None, list[SourceTensor]()
+    pooling, dense, labels = None, list[SourceTensor](), tuple[int, ...]()
     for module in modules:
         kind = str(module.get("type", "")).rpartition(".")[2]
         if kind in ("Transformer", "Normalize"):  # vectors are given at length 1 in any case
@@ -47,6 +49,8 @@ def read_sentence(checkpoint: Checkpoint) -> Sentence:
         config = Checkpoint(folder, {}, ()).json("config.json")
         if kind == "Pooling":
             pooling = _pooling_type(config)
+        elif kind == "LogitScore":
+            pooling, labels = RANK, _labels(config)
         elif kind == "Dense":
             dense.append(_dense(folder, config))
         else:
@@ -55,7 +59,14 @@ def read_sentence(checkpoint: Checkpoint) -> Sentence:
         raise UnsupportedError(f"modules.json: {len(dense)} dense layers, at most {_MOST_DENSE}")
     if dense and pooling != MEAN:
         raise UnsupportedError("modules.json: dense layers are supported behind a mean only")
-    return Sentence(pooling, tuple(dense))
+    return Sentence(pooling, tuple(dense), labels)
+
+
+def _labels(config: Mapping[str, Any]) -> tuple[int, ...]:
+    ids = [config.get(f"{answer}_token_id") for answer in ("true", "false")]
+    if not all(isinstance(id_, int) and not isinstance(id_, bool) and id_ >= 0 for id_ in ids):
+        raise UnsupportedError(f"the tokens {ids} of yes and no are not supported; both are needed")
+    return tuple(int(id_) for id_ in ids if id_ is not None)
 
 
 def _plain(path: Any) -> str:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from martlet.quant.gguf_file import GGUFFile
+from martlet.runtime.config import ModelConfig
 from martlet.runtime.engine import Engine
 from martlet.runtime.errors import ContextTooLong, ModelError, RequestError, UnsupportedError
 from martlet.runtime.executors import Executor
@@ -16,14 +21,19 @@ from martlet.runtime.models import record_plan
 from martlet.runtime.ops import KvType
 from martlet.runtime.pooling import MEAN, RANK
 from martlet.runtime.sampling import SamplingParams
+from martlet.runtime.weights import StoredWeights
 
 from ..recorded import (
     ENCODERS,
+    LOGITS,
+    RECORDED,
     RELATIVE_ERROR,
+    convert,
     error_of,
     recorded_ids,
     recorded_model,
     recorded_tokenizer,
+    relative_error,
 )
 from .harness import run_all
 from .test_oracle import executor as executor
@@ -123,6 +133,35 @@ def test_two_texts_are_ranked_by_what_transformers_says() -> None:
     run_all(engine)
     assert error_of("bert-rank", one.vector[None]) < RELATIVE_ERROR
     assert (one.vector != other.vector).all(), "where the second text begins counts"
+
+
+def test_a_decoder_that_ranks_has_the_rows_of_yes_and_no(tmp_path: Path) -> None:
+    """As sentence-transformers describes Qwen3's rerankers: two of the logits are the labels."""
+    yes, no, folder = 7, 11, tmp_path / "ranks"
+    shutil.copytree(RECORDED / "qwen3", folder)
+    (folder / "1_LogitScore").mkdir()
+    score = {"true_token_id": yes, "false_token_id": no}
+    (folder / "1_LogitScore" / "config.json").write_text(json.dumps(score))
+    modules = [
+        {"path": "", "type": "sentence_transformers.base.modules.Transformer"},
+        {"path": "1_LogitScore", "type": "sentence_transformers.cross_encoder.modules.LogitScore"},
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    file = GGUFFile.open(convert(folder, tmp_path / "ranks.gguf"))
+    weights = StoredWeights(file.tensors)
+    shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
+    config = ModelConfig.from_metadata(file.metadata, shapes)
+    assert config.abilities == {"rank"}
+    assert "{document}" in file.metadata["tokenizer.chat_template.rerank"]
+    runner = ReferenceExecutor(
+        record_plan(config, weights, 64), weights, block_tokens=16, n_blocks=4, kv_type=KvType.F32
+    )
+    ids = recorded_ids("qwen3")
+    step = make_step([Chunk(ids, 0, [0, 1])], out_rows=[])
+    runner.run(replace(step, hidden_rows=np.arange(len(ids), dtype=np.int32)))
+    with np.load(LOGITS / "qwen3.npz") as recorded:
+        expected = recorded["logits"][:, [yes, no]]
+    assert relative_error(runner.hidden, expected) < RELATIVE_ERROR
 
 
 def test_what_they_cannot_do_is_refused() -> None:
