@@ -1,5 +1,5 @@
 """`martlet bench-speculate`: what guessing tokens gives here, by how often guesses are right.
-Owns the command, the drafter that is right as often as it is told to be, and the table."""
+Owns the command and the table; the drafter is scripted_drafter.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,9 +16,7 @@ from martlet.scripts import options
 from martlet.scripts.console import note, print_json
 
 if TYPE_CHECKING:
-    from martlet.runtime.drafts import Draft
     from martlet.runtime.model import Model
-    from martlet.runtime.request import Request
     from martlet.runtime.speculation import Speculation
     from martlet.runtime.step_costs import StepCosts
 
@@ -31,31 +29,6 @@ DEFINITIONS = {
     "lengths of (1 + a + … + a^g) * cost(n) / cost(n * (1 + g)); 1 where that is less than 1",
     "acceptance": "the probability that a guessed token is the right one, as the drafter is told",
 }
-
-
-class Scripted:
-    """Knows what requests will say, and spoils a share of it."""
-
-    name = "scripted"
-    n_kinds = 1
-
-    def __init__(self, outputs: Mapping[str, Sequence[int]], acceptance: float) -> None:
-        self._outputs, self._acceptance = outputs, acceptance
-        self._random = random.Random(0)
-
-    def propose(self, requests: Sequence[Request], most: int) -> list[Draft]:
-        return [self._propose(request, most) for request in requests]
-
-    def token_seconds(self, n_requests: int) -> float:
-        return 0.0
-
-    def forget(self, request: Request) -> None: ...
-
-    def _propose(self, request: Request, most: int) -> Draft:
-        from martlet.runtime.drafts import Draft
-
-        coming = self._outputs[request.id][request.n_output :][:most]
-        return Draft([t if self._random.random() < self._acceptance else t ^ 1 for t in coming])
 
 
 @dataclass
@@ -126,6 +99,7 @@ def measure(
     model: Model, batches: Sequence[int], chances: Sequence[float], decode: int, repeat: int
 ) -> Iterator[Row]:
     from martlet.runtime.speculation import Speculation
+    from martlet.scripts.scripted_drafter import ScriptedDrafter
 
     for n in batches:
         _, outputs = timed_run(model, n, decode, None)
@@ -135,7 +109,7 @@ def measure(
             row.expected = expected_ratio(costs, chance, n)
             plain, auto = [], []
             for _ in range(repeat):
-                speculation = Speculation(Scripted(outputs, chance), costs)
+                speculation = Speculation(ScriptedDrafter(outputs, chance), costs)
                 plain.append(timed_run(model, n, decode, None)[0])
                 seconds, said = timed_run(model, n, decode, speculation)
                 auto.append(seconds)

@@ -1,42 +1,13 @@
-"""A drafter that knows what requests will say, and is wrong as often as it is told to be."""
+"""Speculation with guesses of one length, whether they pay or not."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from martlet.runtime.drafts import Draft
-from martlet.runtime.request import Request
-
-
-class Guesser:
-    name = "guesser"
-    n_kinds = 1
-
-    def __init__(self, outputs: Mapping[str, Sequence[int]], accuracy: float) -> None:
-        """outputs: of each request, by id, as it is without any guesses."""
-        self._outputs, self._accuracy = outputs, accuracy
-        self._random = random.Random(0)
-
-    def propose(self, requests: Sequence[Request], most: int) -> list[Draft]:
-        return [self._propose(request, most) for request in requests]
-
-    def token_seconds(self, n_requests: int) -> float:
-        return 0.0
-
-    def forget(self, request: Request) -> None: ...
-
-    def _propose(self, request: Request, most: int) -> Draft:
-        coming = self._outputs.get(request.id, ())[request.n_output :][:most]
-        return Draft([self._spoilt(token) for token in coming])
-
-    def _spoilt(self, token: int) -> int:
-        return token if self._random.random() < self._accuracy else (token + 1) % 200
+from martlet.runtime.speculation import Speculation
+from martlet.scripts.scripted_drafter import ScriptedDrafter
 
 
-def always(length: int, outputs: Mapping[str, Sequence[int]], accuracy: float) -> Any:
-    """Speculation with guesses of one length, whether they pay or not."""
-    from martlet.runtime.speculation import Speculation
-
-    return Speculation(Guesser(outputs, accuracy), length=length)
+def always(length: int, outputs: Mapping[str, Sequence[int]], accuracy: float) -> Speculation:
+    """outputs: of each request, by id, without guesses. accuracy: how often a guess is right."""
+    return Speculation(ScriptedDrafter(outputs, accuracy), length=length)

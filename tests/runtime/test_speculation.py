@@ -15,8 +15,9 @@ from martlet.runtime.grammar import Grammars, json_grammar
 from martlet.runtime.sampling import SamplingParams
 from martlet.runtime.speculation import MOST, PROBE_EVERY, Speculation, speculation_of
 from martlet.runtime.step_costs import StepCosts
+from martlet.scripts.scripted_drafter import ScriptedDrafter
 
-from .guessing import Guesser, always
+from .guessing import always
 from .harness import Answer, ask, engine_of, run_all
 from .scripted import ScriptedExecutor, ScriptedTokenizer, hashed, hashed_logits
 
@@ -161,7 +162,7 @@ def lengths_of(
     solo, _ = engine_of(hashed(90), context=n_tokens + 2)
     plain = ask(solo, [1], max_tokens=n_tokens, ignore_eos=True)
     run_all(solo)
-    speculation = Speculation(Guesser({"a": plain.ids}, accuracy), StepCosts(costs))
+    speculation = Speculation(ScriptedDrafter({"a": plain.ids}, accuracy), StepCosts(costs))
     speculation.costs.observe = lambda n_rows, seconds: None  # type: ignore[union-attr,method-assign]
     engine, executor = engine_of(hashed(90), context=n_tokens + 2, speculation=speculation)
     answer = ask(engine, [1], max_tokens=n_tokens, ignore_eos=True, request_id="a")
@@ -203,7 +204,7 @@ def test_wrong_guesses_end() -> None:
 def test_lengths_are_the_best_by_expectation(rate: float, batch: int) -> None:
     """Against trying all common lengths."""
     costs = StepCosts({1: 1.0, 4: 1.3, 8: 2.2, 16: 4.4})
-    speculation = Speculation(Guesser({}, 1.0), costs)
+    speculation = Speculation(ScriptedDrafter({}, 1.0), costs)
     engine, _ = engine_of()
     answers = [ask(engine, [1], max_tokens=60, request_id=str(i)) for i in range(batch)]
     for _ in range(3):
