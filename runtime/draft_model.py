@@ -81,7 +81,7 @@ class DraftModel:
     def propose(self, requests: Sequence[Request], most: int) -> list[Draft]:
         drafts: dict[str, list[int]] = {}
         most_requests = self._executor.max_rows // FEW_ROWS
-        able = [r for r in requests if self._has_room(r, most)][:most_requests]
+        able = [r for r in requests if self._knows(r) and self._has_room(r, most)][:most_requests]
         waiting: dict[str, list[int]] = {}
         for request in able:
             read, tokens = self._reads[request.id], request.tokens
@@ -102,10 +102,15 @@ class DraftModel:
             Draft(drafts[request.id]) if request.id in drafts else NO_DRAFT for request in requests
         ]
 
+    def _knows(self, request: Request) -> bool:
+        """The larger vocabulary may have tokens that the small model has no row for."""
+        read = self._reads.setdefault(request.id, _Read())
+        new = request.tokens[read.n_owned :]
+        return bool(new.max(initial=0) < self._model.tokenizer.vocab_size)
+
     def _has_room(self, request: Request, most: int) -> bool:
         """Takes blocks for what the request owns and the guesses behind it."""
-        read = self._reads.setdefault(request.id, _Read())
-        n_tokens = request.n_tokens + most
+        read, n_tokens = self._reads[request.id], request.n_tokens + most
         n_new = -(-n_tokens // self._executor.block_tokens) - len(read.blocks)
         if n_new > len(self._free) or n_tokens > self._model.context:
             return False

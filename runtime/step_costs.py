@@ -69,7 +69,9 @@ class StepCosts:
         ratio = min(max(seconds / self._seconds[n_rows], 1 / _OUTLIER), _OUTLIER)
         drift = ratio**_DRIFT
         self._seconds = [s * drift for s in self._seconds]
-        self._seconds[n_rows] *= ratio**_OWN
+        own = self._seconds[n_rows] = self._seconds[n_rows] * ratio**_OWN
+        for n, known in enumerate(self._seconds):  # never less for more rows; this one is newest
+            self._seconds[n] = min(known, own) if n < n_rows else max(known, own)
 
 
 def _step_of(n: int, executor: Executor, n_adapters: int) -> Step:

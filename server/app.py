@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
-from ..runtime.errors import MartletError
+from ..runtime.errors import MartletError, RequestError
 from ..runtime.grammar import Grammars
 from ..runtime.tokenizer import Tokenizer
 from . import anthropic, embeddings, ollama, ollama_embed, openai_routes, openapi, rerank, tokens
@@ -80,9 +80,15 @@ def create_app(
     max_unfinished: how many requests the engine takes at a time; None is not known.
     fingerprint: should change whenever the same request and seed could give other tokens.
     lifecycle: of the app that this becomes a part of, which then also keeps the doors.
-    adapters: names of the engine's, by their numbers.
+    adapters: names of the engine's, by their numbers. Raises RequestError for one of the model's.
     """
     options = options or ServerOptions()
+    for name in {model_name, *options.model_aliases} & {*adapters}:
+        raise RequestError(
+            f"an adapter and the model are both called {name!r}; give one another name: "
+            "--lora NAME=PATH, or --name of the model",
+            field="lora",
+        )
     source = chat_template if chat_template is not None else tokenizer.chat_template
     service = Service(
         engine=engine,

@@ -119,7 +119,7 @@ async def rerank(service: Service, http: Request) -> Response:
     def prepared() -> tuple[RerankRequest, list[str], list[Ask]]:
         request, ignored = read_request(service, RerankRequest, body)
         service.check_able("rank")
-        terms = request.terms(tenant)
+        terms = service.adapted(request.terms(tenant), request.model)
         pairs = [pair_of(service.tokenizer, request.query, text) for text in request.documents]
         asks = [Ask(pair.ids, PARAMS, terms, second_at=pair.second_at) for pair in pairs]
         return request, ignored, asks

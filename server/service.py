@@ -93,9 +93,10 @@ class Service:
 
     def adapted(self, terms: Terms, name: str | None) -> Terms:
         """With the adapter that the request is addressed to, unless it says itself what it gets."""
-        if terms.adapters is not None or name not in self.adapters:
+        known = self._known_name(name)
+        if terms.adapters is not None or known not in self.adapters:
             return terms
-        return terms._replace(adapters={self.adapters.index(name): 1.0})
+        return terms._replace(adapters={self.adapters.index(known): 1.0})
 
     @property
     def tool_format(self) -> ToolFormat:
@@ -103,9 +104,14 @@ class Service:
 
     def check_name(self, name: str | None) -> None:
         """Raises ApiError 404 for a model that is not served here; None asks for any."""
-        # Ollama's clients may add a tag to a name without one.
-        if name is not None and not {name, name.removesuffix(":latest")} & {*self.names}:
+        if name is not None and self._known_name(name) is None:
             raise self.unknown_model()
+
+    def _known_name(self, name: str | None) -> str | None:
+        """Which of its names this is; None: another model's."""
+        # Ollama's clients may add a tag to a name without one.
+        spellings = () if name is None else (name, name.removesuffix(":latest"))
+        return next((spelling for spelling in spellings if spelling in self.names), None)
 
     def unknown_model(self) -> ApiError:
         message = f"the model is not served here; this server has {self.model_name!r}"

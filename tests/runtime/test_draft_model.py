@@ -137,6 +137,19 @@ def test_without_room_nothing_is_guessed(target: Model) -> None:
     drafter.close()
 
 
+def test_tokens_that_the_small_model_lacks_end_its_guesses(target: Model) -> None:
+    class Larger:
+        vocab_size = target.tokenizer.vocab_size + 8
+        token_text = target.tokenizer.token_text
+
+    drafter = DraftModel(opened(gives_back=False), Larger())  # type: ignore[arg-type]
+    known, unknown = Owner("known", [5] * 4), Owner("unknown", [5, Larger.vocab_size - 1, 6])
+    for _ in range(2):
+        drafts = drafter.propose([unknown, known], 2)  # type: ignore[list-item]
+        assert [len(draft.tokens) for draft in drafts] == [0, 2]
+    drafter.close()
+
+
 def test_other_vocabularies_are_refused_by_the_first_token_that_differs() -> None:
     words = [(str(i), -float(i)) for i in range(10)]
     small = Tokenizer.from_metadata(spm(words, user=()))

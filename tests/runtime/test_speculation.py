@@ -236,6 +236,19 @@ def test_costs_never_fall_with_rows_and_follow_the_machine() -> None:
     assert costs.of(1) < 4.0, "one outlier says little"
 
 
+def test_costs_that_follow_the_machine_never_fall_with_rows() -> None:
+    costs = StepCosts({1: 1.0, 8: 1.4, 16: 1.5})
+    for _ in range(60):
+        costs.observe(8, 6.0)
+    of_all = [costs.of(n) for n in range(1, 64)]
+    assert of_all == sorted(of_all)
+    for _ in range(60):
+        costs.observe(16, 1.5)
+    of_all = [costs.of(n) for n in range(1, 64)]
+    assert of_all == sorted(of_all)
+    assert costs.of(16) == pytest.approx(1.5, rel=0.1)
+
+
 def test_costs_are_measured_in_steps_of_the_executor() -> None:
     executor = ScriptedExecutor(hashed(), max_rows=6, block_tokens=4)
     ticks = iter(range(10_000))

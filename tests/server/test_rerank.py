@@ -38,11 +38,14 @@ TEMPLATE = "<|im_start|>{query}\n{document}<|im_end|>"
 
 
 @contextlib.contextmanager
-def serving(engine: Engine, tokenizer: Any, config: ModelConfig) -> Iterator[httpx.Client]:
+def serving(
+    engine: Engine, tokenizer: Any, config: ModelConfig, **extra: Any
+) -> Iterator[httpx.Client]:
     engine.start()
     facts = ModelFacts(arch=config.arch, abilities=config.abilities)
     try:
-        app = create_app(engine, tokenizer, model_name="tiny", facts=facts, options=ServerOptions())
+        extra = {"facts": facts, "options": ServerOptions(), **extra}
+        app = create_app(engine, tokenizer, model_name="tiny", **extra)
         with client_of(app, timeout_s=60) as client:
             yield client
     finally:
@@ -144,6 +147,23 @@ def test_models_refuse_what_they_are_not_made_for(client: httpx.Client) -> None:
         assert len(other.post("/v1/embeddings", json={"input": "hi"}).json()["data"]) == 1
         shown = other.post("/api/show", json={"model": "tiny"}).json()
         assert shown["capabilities"] == ["embedding"]
+
+
+def test_an_adapter_ranks_under_its_own_name() -> None:
+    engine, asked = engine_of("bert-rank"), []
+    submit = engine.submit
+
+    def recording(*arguments: Any, adapters: Any, **options: Any) -> Any:
+        asked.append(adapters)
+        return submit(*arguments, **options)
+
+    engine.submit = recording  # type: ignore[method-assign]
+    config, _ = recorded_model("bert-rank")
+    tokenizer = recorded_tokenizer("bert-rank")
+    with serving(engine, tokenizer, config, adapters=("kind",)) as client:
+        for name in ("tiny", "kind"):
+            ranked(client, model=name, documents=TEXTS[:1])
+    assert asked == [None, {0: 1.0}]
 
 
 def test_a_decoder_says_yes_or_no_in_its_own_template() -> None:

@@ -10,7 +10,9 @@ from typing import Any
 import httpx
 import pytest
 from martlet.runtime.engine import Engine
+from martlet.runtime.errors import RequestError
 from martlet.runtime.step import Step
+from martlet.server import ServerOptions
 from martlet.server.app import create_app
 
 from ..runtime.scripted import ScriptedExecutor, hashed
@@ -109,6 +111,7 @@ def test_requests_get_the_adapter_they_are_addressed_to_or_ask_for() -> None:
         ({}, [0.0, 1.0]),
         ({"model": "tiny"}, [0.0, 1.0]),
         ({"model": "terse"}, [1.0, 0.0]),
+        ({"model": "terse:latest"}, [1.0, 0.0]),
         ({"lora": []}, [0.0, 0.0]),
         ({"lora": [{"id": 0, "scale": 0.5}]}, [0.5, 0.0]),
         ({"model": "terse", "lora": [{"id": 1, "scale": -2}]}, [0.0, -2.0]),
@@ -130,6 +133,7 @@ def test_requests_get_the_adapter_they_are_addressed_to_or_ask_for() -> None:
         ([{"id": -1, "scale": 1}], "greater than or equal to 0"),
         ([{"id": 0}], "Field required"),
         ([{"id": 0, "scale": "1"}], "valid number"),
+        ([{"id": 0, "scale": 1e39}], "float32"),
         ("terse", "valid list"),
     ],
 )
@@ -138,6 +142,15 @@ def test_adapters_that_are_not_there_are_refused(bad: Any, message: str) -> None
         error = assert_refused(client.post(PATH, json={"prompt": "a", "lora": bad}))
     assert error["param"].startswith("lora")
     assert message in error["message"]
+
+
+def test_an_adapter_called_as_the_model_is_refused() -> None:
+    tokenizer = byte_tokenizer()
+    engine = Engine(ScriptedExecutor(hashed(90)), tokenizer, context=512, adapters=(0.0,))
+    options = ServerOptions(model_aliases=("other",))
+    for name in ("tiny", "other"):
+        with pytest.raises(RequestError, match=f"both called '{name}'"):
+            create_app(engine, tokenizer, model_name="tiny", adapters=(name,), options=options)
 
 
 def test_models_list_adapters_with_their_numbers() -> None:
