@@ -292,7 +292,7 @@ static int check_apart(const mt_plan *p, const mt_op *op) {
 static int check_adapt(const mt_plan *p, const mt_op *op, const mt_buffer *out) {
     const mt_buffer *x = buffer_of(p, op->in[0], MT_BUF_F32);
     const mt_buffer *low = buffer_of(p, op->in[1], MT_BUF_F32);
-    if (out->rows == MT_ROWS_HIDDEN || out->per_row != 1 || op->i[0] < 0) return 0;
+    if (out->per_row != 1 || op->i[0] < 0) return 0;
     if (!x || !same_rows(x, out, x->width) || !low || !same_rows(low, out, low->width)) return 0;
     const mt_tensor *a = matrix_of(p, op->w[0], x->width), *b = matrix_of(p, op->w[1], low->width);
     if (!a || !b || a->rows != low->width || op->i[0] + b->rows > out->width) return 0;

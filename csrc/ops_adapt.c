@@ -12,8 +12,11 @@ static int n_chunks(const mt_engine *e, const mt_op *op) {
 static int n_tiles(const mt_weight *w) { return (int)w->n_tiles; }
 
 static int seq_of(const mt_engine *e, const mt_op *op, int row) {
-    const int is_out = e->buffers[op->out].rows == MT_ROWS_OUT;
-    return e->row_seq[is_out ? e->step->out_rows[row] : row];
+    switch (e->buffers[op->out].rows) {
+    case MT_ROWS_OUT: return e->row_seq[e->step->out_rows[row]];
+    case MT_ROWS_HIDDEN: return e->row_seq[e->step->hidden_rows[row]];
+    default: return e->row_seq[row];
+    }
 }
 static float share_of(const mt_engine *e, const mt_op *op, int seq) {
     return e->step->adapters[(size_t)seq * (size_t)e->plan.n_adapters + (size_t)op->i[1]];

@@ -11,7 +11,6 @@ steps.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -73,7 +72,7 @@ class Adapter:
             alpha = file.metadata.get("adapter.lora.alpha", 0.0)
             if isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
                 raise FileFormatError(f"{file.path}: adapter.lora.alpha is {alpha!r}, not a number")
-            if not math.isfinite(alpha):
+            if not _is_float32(alpha):
                 raise FileFormatError(f"{file.path}: adapter.lora.alpha is {alpha}")
         except BaseException:
             file.close()
@@ -126,8 +125,16 @@ def open_adapters(sources: Iterable[AdapterFile], arch: str) -> list[Adapter]:
 
 
 def check_share(share: float) -> None:
-    if not math.isfinite(share):
-        raise RequestError(f"the share of an adapter is {share}, expected a number", field="lora")
+    if not _is_float32(share):
+        raise RequestError(
+            f"the share of an adapter is {share}, expected a number that float32 holds",
+            field="lora",
+        )
+
+
+def _is_float32(value: float) -> bool:
+    """Steps and plans hold it so; beyond is infinity, and 0 times that no number."""
+    return abs(value) <= float(np.finfo(np.float32).max)
 
 
 def shares_of(wanted: Mapping[int, float] | None, usual: Sequence[float]) -> tuple[float, ...]:

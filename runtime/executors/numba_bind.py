@@ -204,11 +204,12 @@ class Binder:
         a, b = (self.pack((self.plan.tensors[w].name,)) for w in op.weights)
         assert isinstance(a, FloatMatrix)
         assert isinstance(b, FloatMatrix)
-        is_out, (col, adapter) = self.rows_of(op) is RowKind.OUT, op.ints
+        kind, (col, adapter) = self.rows_of(op), op.ints
         scale = np.float32(op.float_of("scale"))
 
         def adapt(rows: Rows) -> None:
-            seqs = rows.row_seq[rows.out_rows] if is_out else rows.row_seq
+            taken = {RowKind.OUT: rows.out_rows, RowKind.HIDDEN: rows.hidden_rows}
+            seqs = rows.row_seq[taken[kind]] if kind in taken else rows.row_seq
             shares = rows.adapters[seqs, adapter]
             at = np.flatnonzero(shares)
             if not len(at):

@@ -51,8 +51,9 @@ class Run:
 
     def seq_of(self, buffer: int) -> np.ndarray:
         """The sequence of each row of a buffer."""
+        taken = {RowKind.OUT: self.step.out_rows, RowKind.HIDDEN: self.step.hidden_rows}
         rows = self.plan.buffers[buffer].rows
-        return self.row_seq[self.step.out_rows] if rows is RowKind.OUT else self.row_seq
+        return self.row_seq[taken[rows]] if rows in taken else self.row_seq
 
     def slots_of(
         self, seq: np.ndarray | int, positions: np.ndarray, is_windowed: bool

@@ -62,6 +62,8 @@ def write_adapter(path: Path, tensors: dict[str, np.ndarray], **changed: Any) ->
             writer.add_string(key, value)
         elif isinstance(value, list):
             writer.add_array(key, value)
+        elif isinstance(value, float) and abs(value) > float(np.finfo(np.float32).max):
+            writer.add_float64(key, value)
         elif value is not None:
             writer.add_float32(key, value)
     for name, values in tensors.items():
@@ -117,6 +119,36 @@ def test_logits_are_those_of_the_merged_weights(
         model.close()
     assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
     assert np.abs(without - expected).max() > 0.1 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("executor", ["native", "numba", "reference"])
+def test_heads_of_hidden_rows_take_the_share_of_their_own_sequence(
+    executor: str, tmp_path: Path
+) -> None:
+    """Rows whose hidden state is wanted are few: their numbers are not those of the step's rows."""
+    _, weights = recorded_model("bert-rank")
+    rng, factors = np.random.default_rng(5), {}
+    for name in ("cls.weight", "cls.output.weight"):
+        rows, cols = weights.shape(name) or (0, 0)
+        factors[f"{name}.lora_a"] = rng.normal(size=(3, cols)).astype(np.float32)
+        factors[f"{name}.lora_b"] = rng.normal(size=(rows, 3)).astype(np.float32)
+    adapter = AdapterFile(write_adapter(tmp_path / "a.gguf", factors, arch="bert"), "kind")
+    model = load_model(gguf_of("bert-rank"), adapters=[adapter], executor=executor, threads=1)
+
+    def labels(chunks: list[Chunk], last: list[int], shares: list[float]) -> np.ndarray:
+        given = {"hidden_rows": np.array(last, np.int32)}
+        given["adapters"] = np.array(shares, np.float32)[:, None]
+        model.executor.run(Step(**{**make_step(chunks, []).__dict__, **given}))
+        return np.array(model.executor.hidden)
+
+    first, second = Chunk([2, 5, 6, 7], 0, [0]), Chunk([2, 9, 8], 0, [1])
+    try:
+        together = labels([first, second], [3, 6], [0.0, 1.0])
+        np.testing.assert_array_equal(together[:1], labels([first], [3], [0.0]))
+        np.testing.assert_array_equal(together[1:], labels([second], [2], [1.0]))
+        assert (together[1:] != labels([second], [2], [0.0])).any()
+    finally:
+        model.close()
 
 
 def step_of(shares: list[float] | None = None) -> Step:
@@ -262,6 +294,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
         "adapter of 'qwen2', the model is of 'llama'",
     ),
     "alpha": (dict, {"adapter.lora.alpha": float("inf")}, "alpha is inf"),
+    "alpha beyond floats": (dict, {"adapter.lora.alpha": 1e39}, "alpha is 1e"),
     "alpha of another type": (dict, {"adapter.lora.alpha": "6"}, "not a number"),
     "half a pair": (dropped, {}, "but not 'blk.0.attn_q.weight.lora_b'"),
     "no factor": (lambda t: {**t, "x.weight": np.ones((2, 2), np.float32)}, {}, "is no factor"),
