@@ -26,6 +26,7 @@ from .plan_recording import LowRankParts
 from .weights import stored_name
 
 _FACTORS = (".lora_a", ".lora_b")
+_EMBEDDING = "token_embd.weight"  # as a tied output it would be adapted there alone
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -87,7 +88,7 @@ class Adapter:
         """What is added to a weight; None: nothing."""
         whole = stored_name(weight)
         found = self.file.tensors.get(f"{whole}.lora_a")
-        if found is None:
+        if found is None or whole == _EMBEDDING:
             return None
         rank = found.shape[0]
         scale = self.alpha / rank if self.alpha else 1.0

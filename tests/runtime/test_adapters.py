@@ -338,6 +338,17 @@ def test_files_that_do_not_fit_are_refused_by_name(case: str, tmp_path: Path) ->
         opened(AdapterFile(path, "bad"))
 
 
+def test_a_tied_embedding_is_not_adapted_as_the_output_alone(tmp_path: Path) -> None:
+    rows, cols = recorded_model("gemma3")[1].shape("token_embd.weight") or (0, 0)
+    factors = {
+        "token_embd.weight.lora_a": np.ones((2, cols), np.float32),
+        "token_embd.weight.lora_b": np.ones((rows, 2), np.float32),
+    }
+    path = write_adapter(tmp_path / "tied.gguf", factors, arch="gemma3")
+    with pytest.raises(MartletError, match="2 tensors belong to no weight that can be adapted"):
+        load_model(gguf_of("gemma3"), adapters=[AdapterFile(path, "tied")], threads=1)
+
+
 def test_two_adapters_of_one_name_are_refused(new_adapter: Callable[..., AdapterFile]) -> None:
     with pytest.raises(RequestError, match="two adapters are called 'style'"):
         opened(new_adapter(), new_adapter())
