@@ -113,6 +113,7 @@ class DraftModel:
         read, n_tokens = self._reads[request.id], request.n_tokens + most
         n_new = -(-n_tokens // self._executor.block_tokens) - len(read.blocks)
         if n_new > len(self._free) or n_tokens > self._model.context:
+            self.forget(request)  # its blocks are for others; it begins anew when there is room
             return False
         read.blocks += [self._free.pop() for _ in range(n_new)]
         return True

@@ -326,7 +326,12 @@ class Engine:
         """The same items, some with rows for guessed tokens."""
         if not self._speculation:
             return granted, [NO_DRAFT] * len(granted)
-        drafts = self._speculation.drafts(granted, self.scheduler.step_rows)
+        try:
+            drafts = self._speculation.drafts(granted, self.scheduler.step_rows)
+        except Exception:  # a guess may cost a guess, and never an answer
+            log.exception("guessing has failed and is switched off")
+            self._speculation = None
+            return granted, [NO_DRAFT] * len(granted)
         longer = [
             self.scheduler.lengthen(item, draft.tokens)
             for item, draft in zip(granted, drafts, strict=True)

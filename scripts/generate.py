@@ -8,6 +8,7 @@ import queue
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from martlet.quant.errors import MartletError
 from martlet.scripts.console import byte_progress, note
 from martlet.scripts.models import find_model
 
@@ -50,6 +51,7 @@ def open_engine(model: Model, speculate: str = "off", draft: str | None = None) 
     from martlet.runtime.engine import Engine
     from martlet.runtime.speculation import speculation_of
 
+    check_draft(draft, speculate)
     shares = [adapter.share for adapter in model.adapters]
     with open_drafter(model, draft) as drafter:
         speculation = speculation_of(
@@ -69,6 +71,12 @@ def open_engine(model: Model, speculate: str = "off", draft: str | None = None) 
             engine.close()
 
 
+def check_draft(draft: str | None, speculate: str) -> None:
+    """Raises MartletError where a model is to guess and guesses are off."""
+    if draft and speculate == "off":
+        raise MartletError("--draft guesses nothing with --speculate off; say auto, or how many")
+
+
 @contextlib.contextmanager
 def open_drafter(model: Model, spec: str | None) -> Iterator[Drafter | None]:
     """The model `spec` names, to guess what `model` says; None: nothing of the kind."""
@@ -77,7 +85,9 @@ def open_drafter(model: Model, spec: str | None) -> Iterator[Drafter | None]:
         return
     from martlet.runtime.draft_model import DraftModel
 
-    with open_model(spec, context=model.context, gives_back=False) as small:
+    executor = model.executor
+    alike = {"executor": executor.name, "threads": getattr(executor, "n_threads", None)}
+    with open_model(spec, context=model.context, gives_back=False, **alike) as small:
         yield DraftModel(small, model.tokenizer)
 
 

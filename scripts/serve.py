@@ -15,6 +15,7 @@ from martlet.scripts import options
 from martlet.scripts.configuration import ConfigurationOption
 from martlet.scripts.console import note
 from martlet.scripts.exposure import check_exposure, read_keys
+from martlet.scripts.generate import check_draft
 from martlet.scripts.serve_many import models_of, places
 
 if TYPE_CHECKING:
@@ -122,6 +123,7 @@ def serve(
     for option, given in (("--lora", lora), ("--draft", draft)):
         if given and is_shelf:
             raise MartletError(f"{option} is for one model that stays; serve this one by itself")
+    check_draft(draft, speculate)
     arguments = load.arguments(context=context, kv_bytes=kv_bytes, lora=lora)
     served = ServerOptions(
         api_keys=keys,

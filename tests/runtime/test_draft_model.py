@@ -129,7 +129,8 @@ def test_without_room_nothing_is_guessed(target: Model) -> None:
     near, far = Owner("near", [5] * 20), Owner("far", [6] * 20)
     drafts = drafter.propose([near, far], 4)  # type: ignore[list-item]
     assert [len(draft.tokens) for draft in drafts] == [4, 0]
-    drafter.forget(near)  # type: ignore[arg-type]
+    assert not drafter.propose([near], 20)[0].tokens, "the second block is not there"  # type: ignore[list-item]
+    assert len(drafter._free) == 1, "what it held is for others"
     drafts = drafter.propose([far], 4)  # type: ignore[list-item]
     assert list(drafts[0].tokens) == greedy(target, far.owned, 4)
     long = Owner("long", [7] * (CONTEXT - 2))

@@ -152,6 +152,20 @@ def test_models_with_states_refuse() -> None:
         engine_of(executor={"n_states": 4}, speculation=always(1, {}, 1.0))
 
 
+def test_a_drafter_that_fails_costs_guesses_and_no_answer() -> None:
+    speculation = always(3, {}, 1.0)
+
+    def fail(requests: Any, most: int) -> Any:
+        raise RuntimeError("broken")
+
+    speculation.drafter.propose = fail  # type: ignore[method-assign]
+    engine, _ = engine_of(hashed(90), speculation=speculation)
+    answers = [ask(engine, [i + 1], max_tokens=9, ignore_eos=True) for i in range(3)]
+    run_all(engine)
+    assert [answer.finish.reason for answer in answers] == ["length"] * 3
+    assert engine.stats().drafted == 0
+
+
 # ---- as much as pays ----------------------------------------------------------------------------
 
 
