@@ -32,7 +32,7 @@ def test_repacked_weights_are_the_same_numbers(fmt: str, rows: tuple[int, ...]) 
     names = list(weights.names())
     packed = pack_quantized(names, weights, n_threads=2)
     out = np.empty((sum(rows), 512), np.float32)
-    embed_quantized(packed, np.arange(sum(rows), dtype=np.int32), np.float32(1), out)
+    embed_quantized(packed, np.arange(sum(rows), dtype=np.int32), np.float32(1), out, False)
     np.testing.assert_array_equal(out, np.concatenate([weights.dequantized(n) for n in names]))
 
 
