@@ -97,6 +97,13 @@ def _granite4(config: Mapping[str, Any]) -> Family:
     return _GRANITEHYBRIDMOE if has_experts else _GRANITEHYBRID
 
 
+_LFM2_DEFAULTS: dict[str, Any] = {
+    "max_position_embeddings": 128000,
+    "norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "num_key_value_heads": 8,
+    "conv_L_cache": 3,
+}
 _LFM2 = Family(
     "lfm2",
     head_norm=HeadNorm.HEADS,
@@ -117,11 +124,7 @@ _LFM2 = Family(
     final_norm="model.embedding_norm",
     eps_key="norm_eps",
     defaults={
-        "max_position_embeddings": 128000,
-        "norm_eps": 1e-5,
-        "tie_word_embeddings": True,
-        "num_key_value_heads": 8,
-        "conv_L_cache": 3,
+        **_LFM2_DEFAULTS,
         "block_multiple_of": 256,
         "block_ffn_dim_multiplier": 1.0,
     },
@@ -140,11 +143,7 @@ _LFM2MOE = replace(
         choice_bias="gate.e_score_correction_bias",
     ),
     defaults={
-        "max_position_embeddings": 128000,
-        "norm_eps": 1e-5,
-        "tie_word_embeddings": True,
-        "num_key_value_heads": 8,
-        "conv_L_cache": 3,
+        **_LFM2_DEFAULTS,
         "num_experts": 32,
         "num_experts_per_tok": 4,
         "moe_intermediate_size": 1792,

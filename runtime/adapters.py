@@ -125,6 +125,14 @@ def open_adapters(sources: Iterable[AdapterFile], arch: str) -> list[Adapter]:
     return opened
 
 
+def all_tensors(file: GGUFFile, adapters: Iterable[Adapter]) -> dict[str, GGUFTensor]:
+    """Those of a model's file, and of its adapters by the names they have beside them."""
+    tensors = dict(file.tensors)
+    for adapter in adapters:
+        tensors |= adapter.tensors
+    return tensors
+
+
 def check_share(share: float) -> None:
     if not _is_float32(share):
         raise RequestError(

@@ -25,12 +25,12 @@ def fingerprint(model: Model) -> bytes:
         digest.update(f"{name}:{len(value)}:".encode())
         digest.update(value)
 
-    executor, plan = model.executor, model.plan
+    executor, plan, tensors = model.executor, model.plan, model.tensors()
     add("plan", str(plan).encode())
     for tensor in plan.tensors:
         add("tensor", repr((tensor.name, tensor.shape, tensor.format)).encode())
         values = tensor.values
-        stored = model.stored(tensor.name) if values is None else None
+        stored = tensors.get(tensor.name) if values is None else None
         if values is not None:
             add("values", np.ascontiguousarray(values).tobytes())
         elif stored is not None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from os import PathLike
 
 from ..quant.gguf_file import GGUFFile, GGUFTensor
-from .adapters import Adapter, AdapterFile, open_adapters
+from .adapters import Adapter, AdapterFile, all_tensors, open_adapters
 from .config import ModelConfig
 from .errors import FileFormatError, RequestError
 from .executors import Executor
@@ -65,10 +65,9 @@ class Model:
             adapter.file.close()
         self.file.close()
 
-    def stored(self, name: str) -> GGUFTensor | None:
-        """A tensor of the model's file or of an adapter's."""
-        files = (self.file.tensors, *(adapter.tensors for adapter in self.adapters))
-        return next((tensors[name] for tensors in files if name in tensors), None)
+    def tensors(self) -> dict[str, GGUFTensor]:
+        """Those of the model's file and of its adapters'."""
+        return all_tensors(self.file, self.adapters)
 
 
 def load_model(
@@ -99,10 +98,7 @@ def load_model(
     opened: list[Adapter] = []
     try:
         opened = open_adapters(adapters, str(file.metadata.get("general.architecture")))
-        tensors: dict[str, GGUFTensor] = dict(file.tensors)
-        for adapter in opened:
-            tensors |= adapter.tensors
-        weights: WeightSource = StoredWeights(tensors)
+        weights: WeightSource = StoredWeights(all_tensors(file, opened))
         weights = DequantizedWeights(weights) if dequantize else weights
         shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
         config = ModelConfig.from_metadata(file.metadata, shapes)

@@ -24,7 +24,7 @@ Recorder = Callable[[Recording], None]
 PAIR, HALF = RopeStyle.PAIR, RopeStyle.HALF
 _GELU = Activation.GELU_TANH
 RECORDERS: dict[str, Recorder] = {
-    "bert": encoders.bert,
+    "bert": partial(encoders.post_norm, is_gated=False, activation=Activation.GELU_ERF),
     "cohere2": partial(dense.parallel, style=PAIR),
     "deepseek2": latent.deepseek2,
     "ernie4_5": partial(dense.pre_norm, style=PAIR),
@@ -62,7 +62,7 @@ RECORDERS: dict[str, Recorder] = {
     "modern-bert": encoders.modern_bert,
     "nemotron_h": mamba2.nemotron_h,
     "nemotron_h_moe": mamba2.nemotron_h,
-    "nomic-bert": encoders.nomic_bert,
+    "nomic-bert": partial(encoders.post_norm, is_gated=True, activation=Activation.SILU),
     "olmo2": partial(dense.post_norm, style=HALF, head_norm=HeadNorm.WHOLE),
     "phi3": partial(dense.pre_norm, style=HALF),
     "qwen2": partial(dense.pre_norm, style=HALF),

@@ -9,27 +9,17 @@ from __future__ import annotations
 from ..ops import Activation, EmbedBy, RopeStyle
 from .blocks import Recording
 
-HALF, GELU, SILU = RopeStyle.HALF, Activation.GELU_ERF, Activation.SILU
+HALF, GELU = RopeStyle.HALF, Activation.GELU_ERF
 
 
-def bert(r: Recording) -> None:
-    """Norms behind, LayerNorm, GELU without gate, no rope: learned positions and segments."""
+def post_norm(r: Recording, *, is_gated: bool, activation: Activation) -> None:
+    """Norms behind, LayerNorm, learned segments; rope of halves or learned positions."""
     x = _embed(r)
+    mlp = r.gated_mlp if is_gated else r.plain_mlp
     for n in range(r.config.n_layers):
         r.attention(n, x, HALF, add_to=x)
         x = r.norm(x, f"blk.{n}.attn_output_norm")
-        r.plain_mlp(n, x, GELU, add_to=x)
-        x = r.norm(x, f"blk.{n}.layer_output_norm")
-    r.hidden(x)
-
-
-def nomic_bert(r: Recording) -> None:
-    """Norms behind, LayerNorm, SwiGLU, rope of halves, learned segments."""
-    x = _embed(r)
-    for n in range(r.config.n_layers):
-        r.attention(n, x, HALF, add_to=x)
-        x = r.norm(x, f"blk.{n}.attn_output_norm")
-        r.gated_mlp(n, x, SILU, add_to=x)
+        mlp(n, x, activation, add_to=x)
         x = r.norm(x, f"blk.{n}.layer_output_norm")
     r.hidden(x)
 
