@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from martlet.quant.convert_families import FAMILIES, family_of
 from martlet.runtime.architectures import ARCHITECTURES, Architecture
-from martlet.runtime.models import RECORDERS
+from martlet.runtime.models import RECORDERS, dense, encoders
 from martlet.runtime.models.blocks import HeadNorm
 from martlet.runtime.ops import Activation, RopeStyle
 
@@ -57,11 +58,12 @@ SIZES: dict[str, tuple[str, int, int, int]] = {
     "qwen3vl": ("Qwen3-VL 2B", 28, 8, 128),
     "smollm3": ("SmolLM3 3B", 36, 4, 128),
 }
-_ORDERS = {
-    "pre_norm": "norms before",
-    "post_norm": "norms behind",
-    "sandwich": "norms before and behind",
-    "parallel": "attention beside MLP",
+_ORDERS: dict[Callable[..., None], str] = {
+    dense.pre_norm: "norms before",
+    dense.post_norm: "norms behind",
+    dense.sandwich: "norms before and behind",
+    dense.parallel: "attention beside MLP",
+    encoders.post_norm: "norms behind, learned segments",
 }
 _HEAD_NORMS = {
     HeadNorm.HEADS: "head norms",
@@ -69,7 +71,11 @@ _HEAD_NORMS = {
     HeadNorm.AFTER_ROPE: "head norms after rope",
     HeadNorm.WHERE_PRESENT: "head norms where present",
 }
-_GLUS = {Activation.GELU_TANH: "GeGLU", Activation.CLAMPED: "clamped SwiGLU"}
+_GLUS = {
+    Activation.GELU_TANH: "GeGLU",
+    Activation.GELU_ERF: "GELU without gate",
+    Activation.CLAMPED: "clamped SwiGLU",
+}
 _SCALES = {
     "attention.temperature_scale": "query temperature",
     "residual_scale": "scaled residuals",
@@ -112,15 +118,15 @@ def _attention(arch: Architecture) -> str:
 
 def _layers(name: str) -> str:
     recorder, arch = RECORDERS[name], ARCHITECTURES[name]
-    if not isinstance(recorder, partial) or recorder.func.__name__ not in _ORDERS:
+    if not isinstance(recorder, partial) or recorder.func not in _ORDERS:
         said = (recorder.__doc__ or "").split("\n", 1)[0].rstrip(".")
         return f"{said}, experts" if arch.experts else said
     options = recorder.keywords
     parts = [
-        _ORDERS[recorder.func.__name__],
+        _ORDERS[recorder.func],
         "LayerNorm" if arch.is_centered else "",
         _GLUS.get(options.get("activation", Activation.SILU), "SwiGLU"),
-        "rope of pairs" if options["style"] is RopeStyle.PAIR else "rope of halves",
+        _positions(arch, options.get("style", RopeStyle.HALF)),
         _HEAD_NORMS.get(options.get("head_norm", HeadNorm.NONE), ""),
         "scaled embedding" if arch.scales_embedding else "",
         "experts" if arch.experts else "",
@@ -128,6 +134,12 @@ def _layers(name: str) -> str:
         *(said for key, said in _SCALES.items() if key in arch.supports),
     ]
     return ", ".join(part for part in parts if part)
+
+
+def _positions(arch: Architecture, style: RopeStyle) -> str:
+    if arch.no_rope_every == 1:
+        return "learned positions"
+    return "rope of pairs" if style is RopeStyle.PAIR else "rope of halves"
 
 
 def _kv_bytes(name: str) -> str:
