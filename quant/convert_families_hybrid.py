@@ -268,6 +268,21 @@ _QWEN3_5MOE = replace(
         shared_expert_intermediate_size=512,
     ),
 )
+_QWEN3_NEXT = replace(
+    _QWEN3_5MOE,
+    arch="qwen3next",
+    recurrence="grouped delta net",
+    experts=replace(
+        _QWEN3_5MOE.experts or ExpertKeys(),
+        neutral={"decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},
+    ),
+    defaults={
+        **_QWEN3_5MOE.defaults,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "full_attention_interval": 4,
+    },
+)
 
 HYBRIDS: dict[str, FamilyChoice] = {
     "GraniteForCausalLM": _GRANITE,
@@ -282,4 +297,5 @@ HYBRIDS: dict[str, FamilyChoice] = {
     "Qwen3_5ForConditionalGeneration": _QWEN3_5,
     "Qwen3_5MoeForCausalLM": _QWEN3_5MOE,
     "Qwen3_5MoeForConditionalGeneration": _QWEN3_5MOE,
+    "Qwen3NextForCausalLM": _QWEN3_NEXT,
 }

@@ -1,11 +1,12 @@
 """Recurrent layers of checkpoints: their parts, sizes and metadata, and what changes on the way.
 
-Owns: names and keys of short convolutions (LFM2), gated delta nets (Qwen 3.5) and Mamba-2 layers,
-as `transformers` 5.24 has them. Must not know: files, tokenizers, layers with attention.
+Owns: names and keys of short convolutions (LFM2), gated delta nets (Qwen 3.5, Qwen3-Next) and
+Mamba-2 layers, as `transformers` 5.24 has them. Must not know: files, tokenizers, layers with
+attention.
 
-A delta net's value heads stand in groups, those of one key head side by side; in a GGUF file they
-are tiled, head h of v belonging to key head h mod k_heads. So rows and columns that belong to value
-heads change their order. `ssm_a` holds -exp(A_log).
+A delta net's value heads stand in groups, those of one key head side by side. Those of Qwen 3.5 are
+tiled in a GGUF file, head h of v belonging to key head h mod k_heads: rows and columns that belong
+to value heads change their order. `ssm_a` holds -exp(A_log).
 """
 
 from __future__ import annotations
@@ -69,11 +70,17 @@ class Recurrence:
     changes: Mapping[str, Change] = field(default_factory=dict)
     """By name within a layer, or of what is not in a layer by its whole name."""
     q_rows: int = 1  # rows of a query head, in heads: 2 where a gate stands behind each
+    mixed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Tensors whose rows are those of several parts in turn; which, the changes of these tell."""
 
 
 def _instead(keys: CountedKeys, *names: str) -> tuple[LayerParts, ...]:
     """Layers of these kinds are recurrent, the others have attention."""
     n_layers, kinds = keys.count("num_hidden_layers"), keys.values.get("layer_types")
+    if kinds is None and "full_attention_interval" in keys.values:
+        every = keys.count("full_attention_interval")
+        attends = [(n + 1) % every == 0 for n in range(n_layers)]
+        return tuple(LayerParts(not attention, attention) for attention in attends)
     if not isinstance(kinds, list) or len(kinds) != n_layers:
         raise FileFormatError(f"config.json: layer_types does not name {n_layers} layers")
     for kind in kinds:
@@ -117,45 +124,109 @@ def adjusted_ffn_dim(keys: CountedKeys) -> int:
 
 
 def delta_net(keys: CountedKeys) -> Recurrence:
-    dim, taps = keys.count("hidden_size"), keys.count("linear_conv_kernel_dim")
-    k_heads, v_heads = keys.count("linear_num_key_heads"), keys.count("linear_num_value_heads")
-    head_dim, value_dim = (keys.count(f"linear_{of}_head_dim") for of in ("key", "value"))
-    if value_dim != head_dim or v_heads % k_heads:
-        raise UnsupportedError(
-            f"config.json: {v_heads} value heads of {value_dim} beside {k_heads} key heads of "
-            f"{head_dim} are not supported"
-        )
-    channels = (2 * k_heads + v_heads) * head_dim
+    sizes = _DeltaSizes.of(keys)
+    k_heads, v_heads, d = sizes.k_heads, sizes.v_heads, sizes.head_dim
     heads = np.arange(v_heads).reshape(k_heads, -1).T.reshape(-1)  # tiled from grouped
-    values = (heads[:, None] * head_dim + np.arange(head_dim)).reshape(-1)
-    n_before = 2 * k_heads * head_dim
+    values = (heads[:, None] * d + np.arange(d)).reshape(-1)
+    n_before = 2 * k_heads * d
     order = np.concatenate((np.arange(n_before), n_before + values))
-    by_head, by_value, by_channel = Change(heads), Change(values), Change(order)
-    table: dict[str, tuple[tuple[int, ...], Change]] = {
-        "in_proj_qkv.weight": ((channels, dim), by_channel),
-        "in_proj_z.weight": ((len(values), dim), by_value),
-        "in_proj_b.weight": ((v_heads, dim), by_head),
-        "in_proj_a.weight": ((v_heads, dim), by_head),
-        "conv1d.weight": ((channels, taps), by_channel),
-        "A_log": ((v_heads,), Change(heads, values=lambda a: -np.exp(a))),
-        "dt_proj.bias": ((v_heads,), by_head),
-        "norm.weight": ((head_dim,), NO_CHANGE),
-        "out_proj.weight": ((dim, len(values)), Change(cols=values)),
-    }
+    by_head = Change(heads)
+    found = _delta_net(
+        keys,
+        sizes,
+        {
+            "in_proj_qkv.weight": ((sizes.channels, sizes.dim), Change(order)),
+            "in_proj_z.weight": ((len(values), sizes.dim), Change(values)),
+            "in_proj_b.weight": ((v_heads, sizes.dim), by_head),
+            "in_proj_a.weight": ((v_heads, sizes.dim), by_head),
+            "conv1d.weight": ((sizes.channels, sizes.taps), Change(order)),
+            "A_log": ((v_heads,), Change(heads, values=_minus_exp)),
+            "dt_proj.bias": ((v_heads,), by_head),
+            "out_proj.weight": ((sizes.dim, len(values)), Change(cols=values)),
+        },
+    )
+    sections = {"rope.dimension_sections": _rope_sections(keys)}
+    return replace(found, metadata={**found.metadata, **sections})
+
+
+def grouped_delta_net(keys: CountedKeys) -> Recurrence:
+    """As Qwen3-Next has it, in the checkpoint as in the file; q, k, v and z of each key head stand
+    in turn in one tensor of the checkpoint, and so do beta and alpha, in the file as well."""
+    sizes = _DeltaSizes.of(keys)
+    d, dim, v_heads, of_values = sizes.head_dim, sizes.dim, sizes.v_heads, sizes.values
+    rows = np.arange(2 * sizes.k_heads * d + 2 * of_values).reshape(sizes.k_heads, -1)
+    each = of_values // sizes.k_heads
+    q, k, v, z = (part.reshape(-1) for part in np.split(rows, (d, 2 * d, 2 * d + each), axis=1))
+    found = _delta_net(
+        keys,
+        sizes,
+        {
+            "in_proj_qkv.weight": ((sizes.channels, dim), Change(np.concatenate((q, k, v)))),
+            "in_proj_z.weight": ((of_values, dim), Change(z)),
+            "in_proj_ba.weight": ((2 * v_heads, dim), NO_CHANGE),
+            "conv1d.weight": ((sizes.channels, sizes.taps), NO_CHANGE),
+            "A_log": ((v_heads,), Change(values=_minus_exp)),
+            "dt_proj.bias": ((v_heads,), NO_CHANGE),
+            "out_proj.weight": ((dim, of_values), NO_CHANGE),
+        },
+    )
+    parts = tuple(f"{_DELTA}in_proj_{part}.weight" for part in ("qkv", "z"))
+    return replace(found, mixed={f"{_DELTA}in_proj_qkvz.weight": parts})
+
+
+@dataclass(frozen=True)
+class _DeltaSizes:
+    dim: int
+    taps: int
+    k_heads: int
+    v_heads: int
+    head_dim: int
+
+    @classmethod
+    def of(cls, keys: CountedKeys) -> _DeltaSizes:
+        k_heads, v_heads = keys.count("linear_num_key_heads"), keys.count("linear_num_value_heads")
+        head_dim, value_dim = (keys.count(f"linear_{of}_head_dim") for of in ("key", "value"))
+        if value_dim != head_dim or v_heads % k_heads:
+            raise UnsupportedError(
+                f"config.json: {v_heads} value heads of {value_dim} beside {k_heads} key heads of "
+                f"{head_dim} are not supported"
+            )
+        taps = keys.count("linear_conv_kernel_dim")
+        return cls(keys.count("hidden_size"), taps, k_heads, v_heads, head_dim)
+
+    @property
+    def values(self) -> int:
+        return self.v_heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        return 2 * self.k_heads * self.head_dim + self.values
+
+
+_DELTA = "linear_attn."
+
+
+def _minus_exp(a: np.ndarray) -> np.ndarray:
+    return -np.exp(a)
+
+
+def _delta_net(
+    keys: CountedKeys, sizes: _DeltaSizes, table: Mapping[str, tuple[tuple[int, ...], Change]]
+) -> Recurrence:
+    table = {**table, "norm.weight": ((sizes.head_dim,), NO_CHANGE)}
     layers = _instead(keys, "linear_attention")
     return Recurrence(
         layers,
-        {f"linear_attn.{part}": shape for part, (shape, _) in table.items()},
+        {f"{_DELTA}{part}": shape for part, (shape, _) in table.items()},
         {
             "attention.recurrent_layers": [layer.is_recurrent for layer in layers],
-            "rope.dimension_sections": _rope_sections(keys),
-            "ssm.conv_kernel": taps,
-            "ssm.group_count": k_heads,
-            "ssm.time_step_rank": v_heads,
-            "ssm.state_size": head_dim,
-            "ssm.inner_size": len(values),
+            "ssm.conv_kernel": sizes.taps,
+            "ssm.group_count": sizes.k_heads,
+            "ssm.time_step_rank": sizes.v_heads,
+            "ssm.state_size": sizes.head_dim,
+            "ssm.inner_size": sizes.values,
         },
-        {f"linear_attn.{part}": change for part, (_, change) in table.items()},
+        {f"{_DELTA}{part}": change for part, (_, change) in table.items()},
         q_rows=2,
     )
 
@@ -322,6 +393,7 @@ def _numbers(keys: CountedKeys, key: str, n: int) -> list[float]:
 READERS: dict[str, Callable[[CountedKeys], Recurrence]] = {
     "short convolution": short_convolution,
     "delta net": delta_net,
+    "grouped delta net": grouped_delta_net,
     "Mamba-2": mamba2,
     "Mamba-2 beside attention": falcon_h1,
     "Mamba-2 in layers of one part": nemotron_h,

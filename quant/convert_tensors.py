@@ -60,10 +60,11 @@ _PREFIXES = (
     ("layers.", "model.layers."),
     ("norm.", "model.norm."),
 )
-# Buffers that follow from the config, and the parts of a model that is not only for text.
+# Buffers that follow from the config, parts of a model that is not only for text, and blocks that
+# predict further tokens, where they stand apart.
 _IGNORED = re.compile(
     r".*\.rotary_emb\.inv_freq|.*\.self_attn\.(bias|masked_bias)"
-    r"|(bert\.)?embeddings\.position_ids|(model\.)?(vision_tower|multi_modal_projector|embed_vision|embed_audio|audio_tower)\..*"
+    r"|(bert\.)?embeddings\.position_ids|mtp\..*|(model\.)?(vision_tower|multi_modal_projector|embed_vision|embed_audio|audio_tower)\..*"
 )
 # What BERT was trained with, and vectors are not made of.
 _POOLER = re.compile(r"(bert\.)?pooler\..*")
@@ -328,14 +329,10 @@ def _unfuse(
 ) -> dict[str, _Part]:
     parts: dict[str, _Part] = {}
     for name, tensor in named.items():
-        stem, _, kind = name.rpartition(".")
-        stacked = [f for f in _FUSED if f not in settings.family.keeps_fused]
-        fused = next((f for f in stacked if stem.endswith(f".{f}")), None)
-        if fused is None:
+        shares, in_turn = _shares(settings, name)
+        if not shares:
             parts[name] = (tensor, 0, tensor.matrix_shape)
             continue
-        layer = stem.removesuffix(fused)
-        shares = [f"{layer}{part}.{kind}" for part in _FUSED[fused]]
         heights = [wanted[share][0] for share in shares if share in wanted]
         if len(heights) != len(shares) or sum(heights) != tensor.n_rows:
             raise FileFormatError(
@@ -346,8 +343,20 @@ def _unfuse(
             if share in named:
                 raise FileFormatError(f"tensors {name!r} and {share!r} are both in the checkpoint")
             parts[share] = (tensor, first, (height, *tensor.shape[1:]))
-            first += height
+            first += 0 if in_turn else height
     return parts
+
+
+def _shares(settings: Settings, name: str) -> tuple[list[str], bool]:
+    """What a fused tensor is made of, and whether rows of one and another stand in turn, so that
+    each share's change says which are its own."""
+    for fused, parts in _FUSED.items():
+        stem, _, kind = name.rpartition(".")
+        if stem.endswith(f".{fused}") and fused not in settings.family.keeps_fused:
+            return [f"{stem.removesuffix(fused)}{part}.{kind}" for part in parts], False
+    within = _LAYER.sub("", name)
+    mixed = settings.recurrence.mixed.get(within, ()) if settings.recurrence else ()
+    return [f"{name.removesuffix(within)}{part}" for part in mixed], True
 
 
 def _arch_id(arch: str) -> gguf.MODEL_ARCH:

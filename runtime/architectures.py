@@ -144,6 +144,12 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen35moe": Architecture(
         recurrence="delta net", attention_every=4, experts=ExpertDefaults(renormalize=True)
     ),
+    "qwen3next": Architecture(
+        recurrence="delta net",
+        attention_every=4,
+        experts=ExpertDefaults(renormalize=True),
+        supports=_NEXTN,
+    ),
     "qwen3vl": Architecture(),
     "smollm3": Architecture(no_rope_every=4),
 }

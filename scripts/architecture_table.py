@@ -55,6 +55,7 @@ SIZES: dict[str, tuple[str, int, int, int]] = {
     "qwen35": ("Qwen3.5 4B", 8, 4, 256),
     "qwen35moe": ("Qwen3.5-35B-A3B", 10, 2, 256),
     "qwen3moe": ("Qwen3-30B-A3B", 48, 4, 128),
+    "qwen3next": ("Qwen3-Next-80B-A3B", 12, 2, 256),
     "qwen3vl": ("Qwen3-VL 2B", 28, 8, 128),
     "smollm3": ("SmolLM3 3B", 36, 4, 128),
 }

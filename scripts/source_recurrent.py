@@ -1,8 +1,8 @@
 """What recurrent layers of a checkpoint compute, row by row, in plain NumPy: the part of
 source_forward.py that has no attention.
 
-Owns: short convolutions (LFM2), gated delta nets (Qwen 3.5) and Mamba-2 layers as `transformers`
-5.24 defines them. Must not know: GGUF, nor in which order a file holds heads.
+Owns: short convolutions (LFM2), gated delta nets (Qwen 3.5, Qwen3-Next) and Mamba-2 layers as
+`transformers` 5.24 defines them. Must not know: GGUF, nor in which order a file holds heads.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from martlet.quant.convert_config import Settings
 
 class Source(Protocol):
     settings: Settings
+
+    def find(self, ending: str) -> Any: ...
 
     def rows(self, ending: str, index: slice | np.ndarray) -> np.ndarray: ...
 
@@ -44,7 +46,8 @@ def short_convolution(source: Source, at: str, x: np.ndarray) -> np.ndarray:
 def delta_net(source: Source, at: str, x: np.ndarray, config: dict[str, Any]) -> np.ndarray:
     k_heads, v_heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
     d, at = config["linear_key_head_dim"], f"{at}linear_attn."
-    mixed = _convolved(source, f"{at}conv1d", source.linear(x, f"{at}in_proj_qkv"))
+    qkv, z, b, a = _delta_inputs(source, at, x, k_heads)
+    mixed = _convolved(source, f"{at}conv1d", qkv)
     mixed = mixed * sigmoid(mixed)
     q, k, v = (
         part.reshape(len(x), -1, d)
@@ -52,9 +55,9 @@ def delta_net(source: Source, at: str, x: np.ndarray, config: dict[str, Any]) ->
     )
     q, k = (a / np.sqrt((a * a).sum(axis=2, keepdims=True) + 1e-6) for a in (q, k))
     q, k = (a.repeat(v_heads // k_heads, axis=1) for a in (q * d**-0.5, k))
-    beta = sigmoid(source.linear(x, f"{at}in_proj_b"))
+    beta = sigmoid(b)
     a_log, dt_bias = (source.rows(f"{at}{n}", slice(None))[:, 0] for n in ("A_log", "dt_proj.bias"))
-    step = np.logaddexp(0, source.linear(x, f"{at}in_proj_a") + dt_bias)
+    step = np.logaddexp(0, a + dt_bias)
     decay = np.exp(-np.exp(a_log) * step)
     state, out = np.zeros((v_heads, d, d)), np.empty((len(x), v_heads, d))
     for t in range(len(x)):
@@ -64,9 +67,25 @@ def delta_net(source: Source, at: str, x: np.ndarray, config: dict[str, Any]) ->
         out[t] = np.einsum("hkv,hk->hv", state, q[t])
     out /= np.sqrt((out**2).mean(axis=2, keepdims=True) + source.settings.norm_eps)
     out *= source.rows(f"{at}norm.weight", slice(None))[:, 0]
-    z = source.linear(x, f"{at}in_proj_z")
     gated = out.reshape(len(x), -1) * z * sigmoid(z)
     return source.linear(gated.astype(np.float32), f"{at}out_proj")
+
+
+def _delta_inputs(source: Source, at: str, x: np.ndarray, k_heads: int) -> tuple[np.ndarray, ...]:
+    """[q | k | v], z, b and a; Qwen3-Next stores them for one key head after the other."""
+    if source.find(f"{at}in_proj_qkvz.weight") is None:
+        parts = ("qkv", "z", "b", "a")
+        return tuple(source.linear(x, f"{at}in_proj_{part}") for part in parts)
+    qkvz, ba = (
+        source.linear(x, f"{at}in_proj_{part}").reshape(len(x), k_heads, -1)
+        for part in ("qkvz", "ba")
+    )
+    d = source.rows(f"{at}norm.weight", slice(None)).size
+    each = (qkvz.shape[2] - 2 * d) // 2
+    q, k, v, z = np.split(qkvz, (d, 2 * d, 2 * d + each), axis=2)
+    b, a = np.split(ba, 2, axis=2)
+    qkv = np.concatenate([part.reshape(len(x), -1) for part in (q, k, v)], axis=1)
+    return qkv, *(part.reshape(len(x), -1) for part in (z, b, a))
 
 
 def mamba2(source: Source, at: str, x: np.ndarray, config: dict[str, Any]) -> np.ndarray:
@@ -130,6 +149,7 @@ _SCALED_BY = {
 LAYERS: dict[str, Callable[..., np.ndarray]] = {
     "short convolution": lambda source, at, x, config: short_convolution(source, at, x),
     "delta net": delta_net,
+    "grouped delta net": delta_net,
     "Mamba-2": mamba2,
     "Mamba-2 beside attention": mamba2,
     "Mamba-2 in layers of one part": mamba2,

@@ -72,6 +72,7 @@ RECORDERS: dict[str, Recorder] = {
     "qwen3moe": partial(dense.pre_norm, style=HALF, head_norm=HeadNorm.HEADS),
     "qwen35": recurrent.qwen35,
     "qwen35moe": recurrent.qwen35,
+    "qwen3next": recurrent.qwen3next,
     "qwen3vl": partial(dense.pre_norm, style=HALF, head_norm=HeadNorm.HEADS),
     "smollm3": partial(dense.pre_norm, style=PAIR),
 }

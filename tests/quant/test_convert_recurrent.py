@@ -40,6 +40,17 @@ def test_granite_4_is_the_architecture_that_its_layers_make() -> None:
     assert settings("granite4").family.arch == "granite"
 
 
+def test_an_interval_says_which_layers_of_qwen3_next_have_attention() -> None:
+    listed, counted = settings("qwen3next"), settings("qwen3next", layer_types=None)
+    assert listed.metadata()["qwen3next.attention.recurrent_layers"] == [True, False]
+    fourth = counted.metadata() | {"qwen3next.attention.recurrent_layers": [True, False]}
+    assert fourth == listed.metadata()
+    assert counted.recurrence is not None
+    assert [layer.has_attention for layer in counted.recurrence.layers] == [False, False]
+    every = settings("qwen3next", layer_types=None, full_attention_interval=2)
+    assert every.metadata() == listed.metadata()
+
+
 def test_a_letter_for_each_layer_says_what_a_list_says() -> None:
     listed = settings("nemotron_h")
     lettered = settings("nemotron_h", layers_block_type=None, hybrid_override_pattern="M-*M-")

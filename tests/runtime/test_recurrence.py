@@ -2,12 +2,19 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 from martlet.runtime.config import ModelConfig
 from martlet.runtime.errors import FileFormatError, UnsupportedError
+from martlet.runtime.executors.reference import ReferenceExecutor
+from martlet.runtime.models import record_plan, unused_tensors
+from martlet.runtime.ops import KvType
+from martlet.runtime.weights import StoredTensor, StoredWeights
 
-from .tiny import TinyDims, tiny_metadata
+from ..recorded import recorded_ids, recorded_model
+from .tiny import TinyDims, run_tokens, tiny_metadata
 
+_SPLIT = ("blk.0.attn_qkv.weight", "blk.0.attn_gate.weight")
 DIMS = TinyDims(dim=48, heads=4, head_dim=16, n_layers=4)
 SSM: dict[str, Any] = {
     "ssm.conv_kernel": 4,
@@ -46,6 +53,26 @@ def test_a_layer_of_one_part_is_told_by_its_sizes() -> None:
     assert {layer.rope for layer in found.layers} == {None}
     only_other = {"attention.layer_norm_rms_epsilon": 0.0, "attention.layer_norm_epsilon": 1e-3}
     assert config("nemotron_h", **sizes, **only_other).norm_eps == 1e-3
+
+
+def test_old_files_of_qwen3next_compute_the_same() -> None:
+    """They have q, k, v and z of each key head in turn in one tensor."""
+    config, weights = recorded_model("qwen3next")
+    c = config.recurrence
+    stored = {name: StoredTensor.from_floats(weights.dequantized(name)) for name in weights.names()}
+    qkv, z = (weights.dequantized(name) for name in _SPLIT)
+    parts = (*np.split(qkv, [c.k_heads * c.head_dim, 2 * c.k_heads * c.head_dim]), z)
+    in_turn = np.concatenate([part.reshape(c.k_heads, -1, config.dim) for part in parts], axis=1)
+    old = {name: t for name, t in stored.items() if name not in _SPLIT}
+    old["blk.0.ssm_in.weight"] = StoredTensor.from_floats(in_turn.reshape(-1, config.dim))
+    logits = []
+    for tensors in (stored, old):
+        source = StoredWeights(tensors)
+        plan = record_plan(config, source, max_rows=32)
+        assert unused_tensors(plan, source) == []
+        runner = ReferenceExecutor(plan, source, n_blocks=2, kv_type=KvType.F32)
+        logits.append(run_tokens(runner, recorded_ids("qwen3next"), chunk=32))
+    np.testing.assert_array_equal(*logits)
 
 
 @pytest.mark.parametrize(
