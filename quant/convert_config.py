@@ -19,7 +19,7 @@ from .convert_family import Family, HeadNorm, Windows
 from .convert_gemma4 import Layered
 from .convert_latent import SourceLatent, read_latent
 from .convert_recurrent import ATTENTION, READERS, Recurrence, adjusted_ffn_dim, layer_kinds
-from .convert_rope import RopeKeys, positive, rope_keys
+from .convert_rope import RopeKeys, positive, rope_keys, rope_sections
 from .dense_keys import dense_keys
 from .errors import FileFormatError, UnsupportedError
 
@@ -60,6 +60,8 @@ class Settings:
     is_local: tuple[bool, ...]  # layers that see only `window` positions
     window: int
     rope: RopeKeys  # of global layers
+    rope_sections: list[int]  # [] where only time turns
+    n_deepstack: int  # layers that get vectors of images; -1: no such architecture
     local_rope_base: float | None  # of local layers, where it is another one
     scales: Mapping[str, float]  # by the GGUF's key
     caps: Mapping[str, float]  # soft caps by the GGUF's key; 0: none
@@ -109,6 +111,10 @@ class Settings:
             if not self.experts:  # readers ask for these all the same
                 keys |= {"leading_dense_block_count": self.n_layers, "expert_shared_count": 0}
                 keys["expert_feed_forward_length"] = self.ffn_dim
+        if self.rope_sections:
+            keys["rope.dimension_sections"] = self.rope_sections
+        if self.n_deepstack >= 0:
+            keys["n_deepstack_layers"] = self.n_deepstack
         if self.family.rope_switch:
             keys["rope.scaling.finetuned"] = self.is_turned
         if any(self.is_local):
@@ -189,6 +195,10 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
         else rope_keys(
             keys.values, head_dim, context, family.rope_settings, grows_queries=family.is_latent
         ),
+        rope_sections=rope_sections(keys.values, family.rope_sections)
+        if family.rope_sections
+        else [],
+        n_deepstack=_n_deepstack(keys.values) if family.has_deepstack else -1,
         local_rope_base=_local_rope_base(keys) if family.plain_local_rope else None,
         scales=scales,
         caps={key: _cap(keys.values, key) for key in family.caps},
@@ -203,6 +213,12 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
         layered=layered,
         latent=latent,
     )
+
+
+def _n_deepstack(config: Mapping[str, Any]) -> int:
+    vision = config.get("vision_config")
+    layers = vision.get("deepstack_visual_indexes", []) if isinstance(vision, dict) else []
+    return len(layers) if isinstance(layers, list) else 0
 
 
 def _n_labels(keys: _Config) -> int:

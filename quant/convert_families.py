@@ -12,6 +12,7 @@ from typing import Any
 
 from .convert_experts import ExpertKeys
 from .convert_families_encoder import ENCODERS
+from .convert_families_experts import EXPERT_FAMILIES
 from .convert_families_hybrid import HYBRIDS
 from .convert_families_latent import LATENT_FAMILIES
 from .convert_family import (
@@ -21,6 +22,7 @@ from .convert_family import (
     PARTIAL_ROPE,
     QKV,
     QKV_PARTS,
+    SECTIONED_ROPE,
     Family,
     FamilyChoice,
     HeadNorm,
@@ -46,6 +48,7 @@ _MISTRAL = Family(
     defaults=base_keys(131072, 1e-6, num_key_value_heads=8, sliding_window=4096),
 )
 _QWEN2 = Family("qwen2", biased=QKV_PARTS, defaults=base_keys(32768, 1e-6))
+_QWEN2VL = replace(_QWEN2, arch="qwen2vl", rope_settings=SECTIONED_ROPE, rope_sections=(16, 24, 24))
 _MIXTRAL = Family(
     "llama",
     rope_pairs=True,
@@ -53,75 +56,6 @@ _MIXTRAL = Family(
     experts=ExpertKeys(normalizes=True, module="block_sparse_moe", parts=("w1", "w3", "w2")),
     defaults=base_keys(
         131072, 1e-5, num_key_value_heads=8, num_local_experts=8, num_experts_per_tok=2
-    ),
-)
-_EVERY_LAYER: dict[str, tuple[Any, ...]] = {
-    "decoder_sparse_step": (1,),
-    "mlp_only_layers": ([], None),
-}
-_QWEN2MOE = Family(
-    "qwen2moe",
-    biased=QKV_PARTS,
-    experts=ExpertKeys(
-        dim="moe_intermediate_size",
-        shared_dim="shared_expert_intermediate_size",
-        normalizes=False,
-        neutral={**_EVERY_LAYER, "qkv_bias": (True,)},
-        shared="shared_expert",
-        has_shared_gate=True,
-    ),
-    defaults=base_keys(
-        32768,
-        1e-6,
-        num_experts=60,
-        num_experts_per_tok=4,
-        moe_intermediate_size=1408,
-        shared_expert_intermediate_size=5632,
-        norm_topk_prob=False,
-    ),
-)
-_QWEN3MOE = Family(
-    "qwen3moe",
-    head_norm=HeadNorm.HEADS,
-    experts=ExpertKeys(dim="moe_intermediate_size", normalizes=True, neutral=_EVERY_LAYER),
-    defaults=base_keys(
-        32768,
-        1e-6,
-        num_key_value_heads=4,
-        num_experts_per_tok=8,
-        moe_intermediate_size=768,
-        norm_topk_prob=False,
-    ),
-)
-_GLM4MOE = Family(
-    "glm4moe",
-    rope_settings=PARTIAL_ROPE,
-    biases={"attention_bias": QKV_PARTS},
-    optional_head_norm="use_qk_norm",
-    drops_nextn=True,
-    experts=ExpertKeys(
-        count=("n_routed_experts", "num_local_experts"),
-        dim="moe_intermediate_size",
-        shared_count="n_shared_experts",
-        first="first_k_dense_replace",
-        numbers={
-            "routed_scaling_factor": "expert_weights_scale",
-            "n_group": "expert_group_count",
-            "topk_group": "expert_group_used_count",
-        },
-        fixed={"expert_gating_func": 2},
-        choice_bias="gate.e_score_correction_bias",
-    ),
-    defaults=base_keys(
-        131072,
-        1e-5,
-        num_key_value_heads=8,
-        head_dim=128,
-        partial_rotary_factor=0.5,
-        norm_topk_prob=True,
-        routed_scaling_factor=1.0,
-        first_k_dense_replace=1,
-        n_shared_experts=1,
     ),
 )
 _GPT_OSS = Family(
@@ -151,6 +85,14 @@ _GPT_OSS = Family(
     ),
 )
 _QWEN3 = Family("qwen3", head_norm=HeadNorm.HEADS, defaults=base_keys(32768, 1e-6, head_dim=128))
+_QWEN3VL = replace(
+    _QWEN3,
+    arch="qwen3vl",
+    has_deepstack=True,
+    rope_settings=SECTIONED_ROPE,
+    rope_sections=(24, 20, 20),
+    defaults={**_QWEN3.defaults, "rope_theta": 500000.0},
+)
 _GEMMA_SIZES: dict[str, Any] = {
     "tie_word_embeddings": True,
     "num_attention_heads": 8,
@@ -344,13 +286,15 @@ FAMILIES: dict[str, FamilyChoice] = {
     **ENCODERS,
     **HYBRIDS,
     **LATENT_FAMILIES,
+    **EXPERT_FAMILIES,
     "LlamaForCausalLM": _LLAMA,
     "LLaMAForCausalLM": _LLAMA,
     "MistralForCausalLM": _MISTRAL,
     "MixtralForCausalLM": _MIXTRAL,
     "Qwen2ForCausalLM": _QWEN2,
-    "Qwen2MoeForCausalLM": _QWEN2MOE,
-    "Qwen3MoeForCausalLM": _QWEN3MOE,
+    "Qwen2VLForConditionalGeneration": _QWEN2VL,
+    "Qwen2_5_VLForConditionalGeneration": _QWEN2VL,
+    "Qwen3VLForConditionalGeneration": _QWEN3VL,
     "Qwen3ForCausalLM": _QWEN3,
     "Gemma3ForCausalLM": _GEMMA3,
     "Gemma3ForConditionalGeneration": _GEMMA3,
@@ -368,7 +312,6 @@ FAMILIES: dict[str, FamilyChoice] = {
     "Exaone4ForCausalLM": _EXAONE4,
     "HunYuanDenseV1ForCausalLM": _HUNYUAN,
     "Glm4ForCausalLM": _GLM4,
-    "Glm4MoeForCausalLM": _GLM4MOE,
     "Ernie4_5ForCausalLM": _ERNIE4_5,
     "Ernie4_5_MoeForCausalLM": _ERNIE4_5_MOE,
     "Cohere2ForCausalLM": _COHERE2,

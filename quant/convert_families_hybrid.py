@@ -14,6 +14,7 @@ from .convert_experts import ExpertKeys
 from .convert_family import (
     GATE_UP,
     PARTIAL_ROPE,
+    SECTIONED_ROPE,
     SHARED_GATE_UP,
     Family,
     FamilyChoice,
@@ -239,7 +240,8 @@ _QWEN3_5 = Family(
     "qwen35",
     norm_offset=1.0,
     head_norm=HeadNorm.HEADS,
-    rope_settings=PARTIAL_ROPE,
+    rope_settings=PARTIAL_ROPE | SECTIONED_ROPE,
+    rope_sections=(11, 11, 10),
     recurrence="delta net",
     renames={".linear_attn.dt_bias": ".linear_attn.dt_proj.bias"},
     defaults=base_keys(
@@ -271,6 +273,8 @@ _QWEN3_5MOE = replace(
 _QWEN3_NEXT = replace(
     _QWEN3_5MOE,
     arch="qwen3next",
+    rope_settings=PARTIAL_ROPE,
+    rope_sections=(),
     recurrence="grouped delta net",
     experts=replace(
         _QWEN3_5MOE.experts or ExpertKeys(),

@@ -13,7 +13,8 @@ from typing import Any
 
 from .convert_experts import ExpertKeys
 
-PARTIAL_ROPE = frozenset({"partial_rotary_factor"})  # rope settings of some classes
+# Rope settings of some classes.
+PARTIAL_ROPE, SECTIONED_ROPE = frozenset({"partial_rotary_factor"}), frozenset({"mrope_section"})
 
 
 class HeadNorm(Enum):
@@ -72,12 +73,14 @@ class Family:
     head_norm_names: tuple[str, str] = ("self_attn.q_norm", "self_attn.k_norm")
     rope_pairs: bool = False  # GGUF turns neighbouring dims: rows of q and k change their order
     source_pairs: bool = False  # the model itself turns neighbouring dims
+    has_deepstack: bool = False  # vectors of images are added behind some layers
     scales_embedding: bool = False  # by sqrt(dim)
     windows: Windows = Windows.NEVER
     rope_on_local_only: bool = False  # in models with a window, global layers have no rope
     no_rope_every: int = 0  # layer l has no rope when (l + 1) mod n = 0
     plain_local_rope: bool = False  # rope scaling is for global layers alone
     rope_settings: frozenset[str] = frozenset()  # that only some classes know
+    rope_sections: tuple[int, ...] = ()  # of dims that turn by time, height and width; (): no such
     keeps_fused: tuple[str, ...] = ()  # tensors that stay fused in the GGUF
     biased: tuple[str, ...] = ()  # projections that have a bias whatever the config says
     biases: Mapping[str, tuple[str, ...]] = field(

@@ -131,7 +131,7 @@ def delta_net(keys: CountedKeys) -> Recurrence:
     n_before = 2 * k_heads * d
     order = np.concatenate((np.arange(n_before), n_before + values))
     by_head = Change(heads)
-    found = _delta_net(
+    return _delta_net(
         keys,
         sizes,
         {
@@ -145,8 +145,6 @@ def delta_net(keys: CountedKeys) -> Recurrence:
             "out_proj.weight": ((sizes.dim, len(values)), Change(cols=values)),
         },
     )
-    sections = {"rope.dimension_sections": _rope_sections(keys)}
-    return replace(found, metadata={**found.metadata, **sections})
 
 
 def grouped_delta_net(keys: CountedKeys) -> Recurrence:
@@ -229,16 +227,6 @@ def _delta_net(
         {f"{_DELTA}{part}": change for part, (_, change) in table.items()},
         q_rows=2,
     )
-
-
-def _rope_sections(keys: CountedKeys) -> list[int]:
-    """Pairs of dims that turn by time, height and width: alike in texts, but other readers ask."""
-    rope = keys.values.get("rope_parameters")
-    sections = rope.get("mrope_section", [11, 11, 10]) if isinstance(rope, dict) else None
-    is_whole = isinstance(sections, list) and all(isinstance(n, int) for n in sections)
-    if not is_whole or sections is None or len(sections) != 3:
-        raise FileFormatError(f"config.json: mrope_section is {sections!r}, expected three numbers")
-    return [*sections, 0]
 
 
 def mamba2(keys: CountedKeys) -> Recurrence:

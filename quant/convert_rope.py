@@ -8,7 +8,7 @@ modeling_rope_utils; YaRN is arXiv 2309.00071.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +30,11 @@ class RopeKeys:
     n_rot: int = 0  # dims of a head that turn
 
 
-_RARE = {"partial_rotary_factor": (None, 1), "alpha": (None,), "llama_4_scaling_beta": (None,)}
+_SECTIONS = "mrope_section"
+_RARE = {
+    "partial_rotary_factor": (None, 1),
+    **dict.fromkeys(("alpha", "llama_4_scaling_beta", _SECTIONS), (None,)),
+}
 
 
 def rope_keys(
@@ -72,6 +76,18 @@ def rope_keys(
     original = _original_context(rope, config, context)
     found = convert(_Rope(rope, base, n_rot, original, context, grows_queries))
     return RopeKeys({"rope.freq_base": base, **found.metadata}, found.tensors, n_rot)
+
+
+def rope_sections(config: Mapping[str, Any], default: Sequence[int]) -> list[int]:
+    """Pairs of dims that turn by time, height and width, and by nothing: alike in texts, but other
+    readers ask."""
+    sections = _rope_of(config).get(_SECTIONS, default)
+    is_whole = isinstance(sections, Sequence) and all(type(n) is int and n >= 0 for n in sections)
+    if not is_whole or len(sections) != 3:
+        raise FileFormatError(
+            f"config.json: {_SECTIONS} is {sections!r:.80}, expected three numbers"
+        )
+    return [*sections, 0]
 
 
 @dataclass(frozen=True)
@@ -213,6 +229,7 @@ def _amplitude(factor: float, scale: float = 1.0) -> float:
 
 _KINDS: dict[str, Callable[[_Rope], RopeKeys]] = {
     "default": _plain,
+    "mrope": _plain,  # of texts
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,

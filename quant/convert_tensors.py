@@ -64,7 +64,8 @@ _PREFIXES = (
 # predict further tokens, where they stand apart.
 _IGNORED = re.compile(
     r".*\.rotary_emb\.inv_freq|.*\.self_attn\.(bias|masked_bias)"
-    r"|(bert\.)?embeddings\.position_ids|mtp\..*|(model\.)?(vision_tower|multi_modal_projector|embed_vision|embed_audio|audio_tower)\..*"
+    r"|(bert\.)?embeddings\.position_ids|mtp\..*"
+    r"|(model\.)?(visual|vision_tower|multi_modal_projector|embed_vision|embed_audio|audio_tower)\..*"
 )
 # What BERT was trained with, and vectors are not made of.
 _POOLER = re.compile(r"(bert\.)?pooler\..*")

@@ -48,6 +48,7 @@ _YARN_MULTIPLIER = frozenset({"rope.scaling.yarn_log_multiplier"})
 _MISTRAL3 = frozenset({"attention.temperature_scale", "rope.scaling.yarn_log_multiplier"})
 
 ARCHITECTURES: dict[str, Architecture] = {
+    "bailingmoe2": Architecture(experts=ExpertDefaults(Gating.SIGMOID), supports=_NEXTN),
     "bert": Architecture(no_rope_every=1, is_centered=True, is_causal=False),
     "cohere2": Architecture(
         local_every=4,
@@ -151,5 +152,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         supports=_NEXTN,
     ),
     "qwen3vl": Architecture(),
+    "qwen3vlmoe": Architecture(experts=ExpertDefaults(renormalize=True)),
     "smollm3": Architecture(no_rope_every=4),
 }

@@ -24,6 +24,7 @@ _F16_BYTES = 2
 
 # Published configurations: layers with keys of their own, kv heads, head size.
 SIZES: dict[str, tuple[str, int, int, int]] = {
+    "bailingmoe2": ("Ling-mini-2.0", 20, 4, 128),
     "cohere2": ("Command R7B", 32, 8, 128),
     "deepseek2": ("DeepSeek-V2-Lite", 27, 1, 576),
     "ernie4_5": ("ERNIE 4.5 0.3B", 18, 2, 128),
@@ -57,8 +58,11 @@ SIZES: dict[str, tuple[str, int, int, int]] = {
     "qwen3moe": ("Qwen3-30B-A3B", 48, 4, 128),
     "qwen3next": ("Qwen3-Next-80B-A3B", 12, 2, 256),
     "qwen3vl": ("Qwen3-VL 2B", 28, 8, 128),
+    "qwen3vlmoe": ("Qwen3-VL-30B-A3B", 48, 4, 128),
     "smollm3": ("SmolLM3 3B", 36, 4, 128),
 }
+# Tested as the checkpoint of another architecture, under this one's names.
+ALIKE = {"bailingmoe2": "glm4moe", "qwen3vlmoe": "qwen3moe"}
 _ORDERS: dict[Callable[..., None], str] = {
     dense.pre_norm: "norms before",
     dense.post_norm: "norms behind",
@@ -162,7 +166,7 @@ def _tests(name: str) -> str:
             continue
         if family_of(recipe["model"], recipe["config"]).arch == name:
             found.append(path.stem)
-    return ", ".join(found)
+    return ", ".join(found) or f"{ALIKE[name]}, renamed"
 
 
 def written_into(page: str) -> str:

@@ -235,7 +235,11 @@ def record_model(recipe: Mapping[str, Any], text: Path, folder: Path) -> Recorde
     for key in recipe.get("without", ()):  # those that this class lacks
         del sizes[key]
     model_class = getattr(transformers, recipe["model"])
-    config = model_class.config_class(**sizes, attn_implementation="eager")
+    eager, around = {"attn_implementation": "eager"}, recipe.get("around")
+    if around is None:
+        config = model_class.config_class(**sizes, **eager)
+    else:  # a language model in a class that reads images, too
+        config = model_class.config_class(text_config=sizes, **around, **eager)
     model = model_class(config).float()
     norm_centre = recipe.get("norm_centre", 1.0)  # 0 where the model adds 1
     with torch.no_grad():
@@ -286,10 +290,12 @@ def record_stored(checkpoint: Path, stride: int = 1) -> Recorded:
     torch: Any = import_module("torch")
     transformers: Any = import_module("transformers")
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+    (name,) = json.loads((checkpoint / "config.json").read_text())["architectures"]
+    model = getattr(transformers, name).from_pretrained(
         checkpoint, attn_implementation="eager", dtype=torch.float32
     )
-    ids = np.random.default_rng(_SEED).integers(0, model.config.vocab_size, _N_TOKENS)
+    n_ids = model.config.get_text_config().vocab_size
+    ids = np.random.default_rng(_SEED).integers(0, n_ids, _N_TOKENS)
     with torch.no_grad():
         logits = model.eval()(torch.from_numpy(ids[None])).logits[0].numpy()
     return ids, logits[:, ::stride]

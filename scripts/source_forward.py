@@ -80,7 +80,7 @@ class _Source:
         self._tensors = {
             settings.family.renamed(name): tensor
             for name, tensor in checkpoint.tensors.items()
-            if "vision" not in name
+            if "vision" not in name and "visual" not in name
         }
 
     def find(self, ending: str) -> Any:

@@ -24,6 +24,7 @@ Recorder = Callable[[Recording], None]
 PAIR, HALF = RopeStyle.PAIR, RopeStyle.HALF
 _GELU = Activation.GELU_TANH
 RECORDERS: dict[str, Recorder] = {
+    "bailingmoe2": partial(dense.pre_norm, style=HALF, head_norm=HeadNorm.HEADS),
     "bert": partial(encoders.post_norm, is_gated=False, activation=Activation.GELU_ERF),
     "cohere2": partial(dense.parallel, style=PAIR),
     "deepseek2": latent.deepseek2,
@@ -74,6 +75,7 @@ RECORDERS: dict[str, Recorder] = {
     "qwen35moe": recurrent.qwen35,
     "qwen3next": recurrent.qwen3next,
     "qwen3vl": partial(dense.pre_norm, style=HALF, head_norm=HeadNorm.HEADS),
+    "qwen3vlmoe": partial(dense.pre_norm, style=HALF, head_norm=HeadNorm.HEADS),
     "smollm3": partial(dense.pre_norm, style=PAIR),
 }
 

@@ -29,7 +29,8 @@ SENTENCEPIECE = [name for name in TINY if name not in BYTE_LEVEL]
 def convert(folder: Path, n_rows: int | None = None) -> dict[str, Any]:
     checkpoint = Checkpoint.open(folder)
     config = checkpoint.json("config.json")
-    return convert_tokenizer(checkpoint, config, n_rows or config["vocab_size"], FACTS).metadata
+    n_rows = n_rows or config.get("text_config", config)["vocab_size"]
+    return convert_tokenizer(checkpoint, config, n_rows, FACTS).metadata
 
 
 def texts() -> list[str]:
