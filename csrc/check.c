@@ -93,7 +93,9 @@ static int32_t check_kv_layers(const mt_plan *p, char *err) {
 static int32_t check_states(const mt_plan *p, const mt_options *o, char *err) {
     int64_t width = 0;
     for (int32_t i = 0; i < p->n_states; i++) {
-        if (p->states[i] < 1) return mt_fail(err, "state %d has %d values", i, p->states[i]);
+        if (p->states[i] < 1 || p->inputs[i] < 1 || p->inputs[i] > MAX_WIDTH)
+            return mt_fail(err, "state %d has %d values, and reads %d of a row", i, p->states[i],
+                           p->inputs[i]);
         width += p->states[i];
         if (width > MAX_STATE)
             return mt_fail(err, "states up to %d keep %lld values of a sequence: at most %d", i,
@@ -101,6 +103,9 @@ static int32_t check_states(const mt_plan *p, const mt_options *o, char *err) {
     }
     if (p->n_states && (o->n_states < 1 || o->n_states > MAX_STATES))
         return mt_fail(err, "states of %d sequences: use 1 to %d", o->n_states, MAX_STATES);
+    if (o->n_guesses < 0 || o->n_guesses > MT_MOST_GUESSES)
+        return mt_fail(err, "%d guessed rows of a sequence: use 0 to %d", o->n_guesses,
+                       MT_MOST_GUESSES);
     return 0;
 }
 
@@ -130,7 +135,7 @@ int32_t mt_check_plan(const mt_plan *p, const mt_options *o, char *err) {
         return mt_fail(err, "plan has %d ops, %d buffers, %d tensors, %d rows: not a plan",
                        p->n_ops, p->n_buffers, p->n_tensors, p->max_rows);
     if (!p->ops || !p->buffers || !p->tensors || (p->n_kv_layers && !p->kv_layers) ||
-        (p->n_states && !p->states))
+        (p->n_states && (!p->states || !p->inputs)))
         return mt_fail(err, "plan has no records");
     for (int32_t i = 0; i < p->n_ops; i++)
         if (p->ops[i].kind < 0 || p->ops[i].kind >= MT_N_OP_KINDS)

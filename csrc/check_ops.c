@@ -215,8 +215,9 @@ static int check_gate(const mt_plan *p, const mt_op *op, const mt_buffer *any) {
            has_columns(p, op->in[1], any, op->i[1], group, stride);
 }
 
-static int has_state(const mt_plan *p, int32_t layer, int64_t width) {
-    return layer >= 0 && layer < p->n_states && p->states[layer] == width;
+static int has_state(const mt_plan *p, int32_t layer, int64_t width, int64_t inputs) {
+    return layer >= 0 && layer < p->n_states && p->states[layer] == width &&
+           p->inputs[layer] == inputs;
 }
 
 static int check_conv(const mt_plan *p, const mt_op *op, const mt_buffer *out) {
@@ -226,7 +227,7 @@ static int check_conv(const mt_plan *p, const mt_op *op, const mt_buffer *out) {
     return has_columns(p, op->in[0], out, op->i[0], out->width, 0) &&
            is_vector(p, op->w[0], MT_F32, taps * out->width) &&
            (op->w[1] < 0 || is_vector(p, op->w[1], MT_F32, out->width)) &&
-           has_state(p, op->i[3], (taps - 1) * out->width);
+           has_state(p, op->i[3], (taps - 1) * out->width, out->width);
 }
 
 static int check_delta(const mt_plan *p, const mt_op *op, const mt_buffer *out) {
@@ -238,7 +239,8 @@ static int check_delta(const mt_plan *p, const mt_op *op, const mt_buffer *out) 
     const mt_buffer *rates = buffer_of(p, op->in[1], MT_BUF_F32);
     return same_rows(qkv, out, (2 * k_heads + v_heads) * d) && same_rows(rates, out, 2 * v_heads) &&
            out->width == v_heads * d && is_vector(p, op->w[0], MT_F32, v_heads) &&
-           is_vector(p, op->w[1], MT_F32, v_heads) && has_state(p, op->i[4], v_heads * d * d);
+           is_vector(p, op->w[1], MT_F32, v_heads) &&
+           has_state(p, op->i[4], v_heads * d * d, qkv->width + rates->width);
 }
 
 static int check_scan(const mt_plan *p, const mt_op *op, const mt_buffer *out) {
@@ -253,7 +255,8 @@ static int check_scan(const mt_plan *p, const mt_op *op, const mt_buffer *out) {
     for (int w = 0; w < 3; w++)
         if (!is_vector(p, op->w[w], MT_F32, heads)) return 0;
     return same_rows(xbc, out, heads * d + 2 * groups * keys) && out->width == heads * d &&
-           op->i[4] + heads <= dt->width && has_state(p, op->i[5], heads * keys * d);
+           op->i[4] + heads <= dt->width &&
+           has_state(p, op->i[5], heads * keys * d, xbc->width + heads);
 }
 
 static int check_share(const mt_plan *p, const mt_op *op, const mt_buffer *out) {

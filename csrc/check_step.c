@@ -47,8 +47,17 @@ static int32_t check_rows(const mt_engine *e, const mt_step *s, int32_t seq, cha
 /* Two sequences in one slot would write it side by side. */
 static int32_t check_states(const mt_engine *e, const mt_step *s, char *err) {
     if (!e->n_states) return 0;
-    if (!s->states) return mt_fail(err, "the step has no states");
+    if (!s->states || !s->guesses || !s->replays) return mt_fail(err, "the step has no states");
     for (int32_t i = 0; i < s->n_seqs; i++) {
+        const int32_t first = s->seq_start[i], n_rows = s->seq_start[i + 1] - first;
+        if (s->guesses[i] < 0 || s->guesses[i] > e->n_guesses || s->guesses[i] >= n_rows)
+            return mt_fail(err, "%d of %d rows of sequence %d are guesses: at most %d, not all",
+                           s->guesses[i], n_rows, i, e->n_guesses);
+        if (s->replays[i] < 0 || s->replays[i] > e->n_guesses ||
+            (s->replays[i] && s->replays[i] >= s->positions[first]))
+            return mt_fail(err,
+                           "%d guesses were right before position %d of sequence %d: at most %d",
+                           s->replays[i], s->positions[first], i, e->n_guesses);
         if (s->states[i] < 0 || s->states[i] >= e->n_states)
             return mt_fail(err, "the state of sequence %d is %d, there are %d", i, s->states[i],
                            e->n_states);

@@ -28,18 +28,24 @@ static void *copied(const void *from, size_t n, size_t size) {
     return to && n ? memcpy(to, from, n * size) : to;
 }
 
-/* A slot holds all layers' parts, each from a cache line on, so that one copy moves a state. */
+/* A slot holds all layers' parts, each from a cache line on, so that one copy moves a state. Rows
+ * that may be taken back lie elsewhere: snapshots have none, and their pages are never touched. */
 static int32_t load_states(mt_engine *e, const mt_plan *p, char *err) {
     for (int32_t i = 0; i < p->n_states; i++) {
         e->state_offsets[i] = e->state_width;
         e->state_width += mt_aligned((size_t)p->states[i] * sizeof(float)) / sizeof(float);
+        const size_t n_inputs = (size_t)e->n_guesses * (size_t)p->inputs[i];
+        e->guess_offsets[i] = e->guess_width;
+        e->guess_width += mt_aligned(n_inputs * sizeof(float)) / sizeof(float);
     }
     e->state_bytes = e->state_width * (size_t)e->n_states * sizeof(float);
+    e->guess_bytes = e->guess_width * (size_t)e->n_states * sizeof(float);
     if (!e->state_bytes) return 0;
     e->state_memory = (float *)(void *)mt_big_alloc(e->state_bytes);
-    return e->state_memory ? 0
-                           : mt_fail(err, "no memory for %zu bytes of states: run fewer sequences",
-                                     e->state_bytes);
+    e->guess_memory = (float *)(void *)mt_big_alloc(e->guess_bytes);
+    if (e->state_memory && e->guess_memory) return 0;
+    return mt_fail(err, "no memory for %zu bytes of states: run fewer sequences",
+                   e->state_bytes + e->guess_bytes);
 }
 
 /* -- KV pool, arena, scratch ------------------------------------------------------------------- */
@@ -138,9 +144,16 @@ static size_t file_tile_bytes(const mt_engine *e) {
 }
 
 static size_t scratch_layout(mt_engine *e, mt_scratch *s, uint8_t *base) {
-    size_t widest = MT_GLU_CHUNK, head_dim = 16, at = 0;
+    size_t widest = MT_GLU_CHUNK, head_dim = 16, keys = MT_K_FLOATS, at = 0;
     for (int32_t i = 0; i < e->plan.n_buffers; i++)
         if (e->buffers[i].width > (int32_t)widest) widest = (size_t)e->buffers[i].width;
+    for (int32_t i = 0; i < e->plan.n_ops; i++) {
+        const mt_op *op = &e->ops[i];
+        const int32_t of_state = op->kind == MT_OP_DELTA  ? op->i[2]
+                                 : op->kind == MT_OP_SCAN ? op->i[3]
+                                                          : 0;
+        if (of_state > (int32_t)keys) keys = (size_t)of_state;
+    }
     for (int32_t i = 0; i < e->plan.n_kv_layers; i++) {
         if ((size_t)e->kv[i].shape.head_dim > head_dim) head_dim = (size_t)e->kv[i].shape.head_dim;
         if ((size_t)e->max_v_stride > widest) widest = (size_t)e->max_v_stride;
@@ -150,7 +163,7 @@ static size_t scratch_layout(mt_engine *e, mt_scratch *s, uint8_t *base) {
         void **slot;
         size_t n_bytes;
     } parts[] = {{(void **)&s->unpacked.buffer, MT_K_BLOCKS * 1024},
-                 {(void **)&s->wide, MT_K_FLOATS * MT_TILE_ROWS * sizeof(float)},
+                 {(void **)&s->wide, keys * MT_TILE_ROWS * sizeof(float)},
                  {(void **)&s->unpacked.scales, MT_K_BLOCKS * 64 * sizeof(float)},
                  {(void **)&s->unpacked.mins, MT_K_BLOCKS * 64 * sizeof(float)},
                  {(void **)&s->acc, MT_COL_CHUNK * MT_TILE_ROWS * sizeof(float)},
@@ -222,6 +235,7 @@ static int32_t create(mt_engine *e, const mt_plan *p, const mt_options *o, mt_ba
     e->n_blocks = o->n_blocks;
     e->n_window_blocks = o->n_window_blocks;
     e->n_states = p->n_states ? o->n_states : 0;
+    e->n_guesses = o->n_guesses;
     e->kv_type = o->kv_type;
     e->n_threads = o->n_threads;
     e->isa = o->isa < 0 ? mt_isa_best() : o->isa;
@@ -236,12 +250,13 @@ static int32_t create(mt_engine *e, const mt_plan *p, const mt_options *o, mt_ba
     e->weights = calloc((size_t)p->n_tensors, sizeof *e->weights);
     e->kv = calloc((size_t)p->n_kv_layers + 1, sizeof *e->kv);
     e->state_offsets = calloc((size_t)p->n_states + 1, sizeof *e->state_offsets);
+    e->guess_offsets = calloc((size_t)p->n_states + 1, sizeof *e->guess_offsets);
     e->scratch = calloc((size_t)o->n_threads, sizeof *e->scratch);
     e->op_ns = o->profile ? calloc((size_t)p->n_ops, sizeof *e->op_ns) : NULL;
     mt_gate_init(&e->phases_done);
     e->pool = mt_pool_create(o->n_threads);
-    if (!e->ops || !e->buffers || !e->weights || !e->kv || !e->state_offsets || !e->scratch ||
-        !e->pool)
+    if (!e->ops || !e->buffers || !e->weights || !e->kv || !e->state_offsets || !e->guess_offsets ||
+        !e->scratch || !e->pool)
         return mt_fail(err, "no memory for a plan of %d ops on %d threads", p->n_ops, o->n_threads);
     for (int32_t i = 0; i < p->n_buffers; i++) e->has_logits |= p->buffers[i].is_logits;
     e->plan.ops = e->ops;
@@ -249,6 +264,7 @@ static int32_t create(mt_engine *e, const mt_plan *p, const mt_options *o, mt_ba
     e->plan.tensors = NULL;
     e->plan.kv_layers = NULL;
     e->plan.states = NULL;
+    e->plan.inputs = NULL;
     if (mt_load_weights(e, p, bad, err) || load_kv(e, p, err) || load_states(e, p, err) ||
         load_scratch(e, err))
         return -1;
@@ -280,6 +296,8 @@ void mt_engine_free(mt_engine *e) {
     mt_big_free(e->kv_memory, e->kv_bytes);
     mt_big_free((uint8_t *)(void *)e->state_memory, e->state_bytes);
     free(e->state_offsets);
+    mt_big_free((uint8_t *)(void *)e->guess_memory, e->guess_bytes);
+    free(e->guess_offsets);
     mt_big_free(e->arena, e->arena_bytes);
     mt_big_free(e->scratch_memory, e->scratch_bytes);
     free(e->ops);
@@ -295,6 +313,7 @@ void mt_engine_info(const mt_engine *e, mt_info *info) {
     *info = (mt_info){.weight_bytes = (int64_t)e->weight_bytes,
                       .kv_bytes = (int64_t)e->kv_bytes,
                       .state_bytes = (int64_t)e->state_bytes,
+                      .guess_bytes = (int64_t)e->guess_bytes,
                       .arena_bytes = (int64_t)(e->arena_bytes + e->scratch_bytes),
                       .n_threads = e->n_threads,
                       .isa = e->isa};

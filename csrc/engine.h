@@ -50,7 +50,7 @@ typedef struct mt_kv_region {
 /* Scratch of one thread. */
 typedef struct mt_scratch {
     mt_unpacked unpacked; /* MT_K_BLOCKS blocks */
-    float *wide;          /* (MT_K_FLOATS, 32) widened weights */
+    float *wide;          /* (MT_K_FLOATS, or keys of a state, 32) widened weights, or a state */
     float *acc;           /* (MT_COL_CHUNK, 32) */
     float *rows;          /* (MT_FLOAT_ROWS, MT_K_FLOATS) widened activations */
     float *row;           /* (widest buffer) */
@@ -94,9 +94,12 @@ struct mt_engine {
     float *state_memory;   /* (n_states, state_width) */
     size_t *state_offsets; /* (plan.n_states) floats before each recurrent layer's part of a slot */
     size_t state_width;
+    float *guess_memory;   /* (n_states, guess_width): rows that may be taken back */
+    size_t *guess_offsets; /* (plan.n_states) floats before each recurrent layer's part of that */
+    size_t guess_width;
     uint8_t *weight_memory, *kv_memory, *arena, *scratch_memory;
-    size_t weight_bytes, kv_bytes, state_bytes, arena_bytes, scratch_bytes;
-    int32_t block_tokens, n_blocks, n_window_blocks, n_states, kv_type, isa, n_threads;
+    size_t weight_bytes, kv_bytes, state_bytes, guess_bytes, arena_bytes, scratch_bytes;
+    int32_t block_tokens, n_blocks, n_window_blocks, n_states, n_guesses, kv_type, isa, n_threads;
     int32_t has_logits;
     int32_t window; /* positions that a row sees in windowed layers at most; 0: there are none */
     int32_t max_v_stride, max_heads;
@@ -129,6 +132,11 @@ static inline const int32_t *mt_blocks_of(const mt_engine *e, const mt_kv_region
 static inline float *mt_state_of(const mt_engine *e, int32_t seq, int32_t layer) {
     return e->state_memory + (size_t)e->step->states[seq] * e->state_width +
            e->state_offsets[layer];
+}
+/* What it has read of the guessed rows of the sequence's last step: (n_guesses, plan.inputs). */
+static inline float *mt_guesses_of(const mt_engine *e, int32_t seq, int32_t layer) {
+    return e->guess_memory + (size_t)e->step->states[seq] * e->guess_width +
+           e->guess_offsets[layer];
 }
 static inline int mt_rows_of(const mt_engine *e, const mt_buffer *b) {
     switch (b->rows) {
@@ -181,7 +189,8 @@ const mt_phase *mt_phase_of(int32_t kind, int phase);
 extern const mt_phase mt_attention_phases[MT_PHASES];
 extern const mt_phase mt_adapt_phases[MT_PHASES];
 extern const mt_phase mt_linear_phase, mt_linear_glu_phase, mt_head_linear_phase, mt_gate_phase,
-    mt_conv_phase, mt_delta_phase, mt_scan_phase, mt_router_phase;
+    mt_conv_phase, mt_router_phase;
+extern const mt_phase mt_delta_phases[MT_PHASES], mt_scan_phases[MT_PHASES];
 extern const mt_phase mt_expert_glu_phases[MT_PHASES], mt_expert_sum_phases[MT_PHASES];
 
 int32_t mt_fail(char *err, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -19,8 +19,9 @@
 /* ---- cffi begins ---- */
 
 enum {
-    MT_ABI_VERSION = 18,
-    MT_ERR_BYTES = 256 /* size of the message buffer that a failing call fills */
+    MT_ABI_VERSION = 19,
+    MT_MOST_GUESSES = 64, /* rows of a sequence that may be taken back */
+    MT_ERR_BYTES = 256    /* size of the message buffer that a failing call fills */
 };
 
 /* Weight formats carry ggml's type ids, as they stand in the file. */
@@ -174,6 +175,7 @@ typedef struct mt_plan {
     const mt_tensor *tensors;
     const mt_kv_layer *kv_layers;
     const int32_t *states; /* (n_states) floats that a sequence has in each recurrent layer */
+    const int32_t *inputs; /* (n_states) floats that such a layer reads of a row */
 } mt_plan;
 
 typedef struct mt_options {
@@ -185,6 +187,8 @@ typedef struct mt_options {
     int32_t profile;      /* 1: time every op, see mt_engine_profile */
     int32_t n_window_blocks; /* blocks of windowed layers: at most n_blocks */
     int32_t n_states;        /* sequences whose state recurrent layers have room for */
+    int32_t n_guesses;       /* rows of each that may be taken back: 0 to MT_MOST_GUESSES */
+    int32_t pad;
 } mt_options;
 
 /* The flat arrays of one step. Rows of a sequence are contiguous, with ascending positions. */
@@ -205,6 +209,11 @@ typedef struct mt_step {
     const int32_t *states;       /* (n_seqs) slots of recurrent states, all different */
     const int32_t *segments;     /* (n_rows) rows of tables that are embedded by segment */
     const float *adapters;       /* (n_seqs, n_adapters of the plan) what each gets of them */
+    /* (n_seqs) Of its rows the last so many are guesses: what recurrent layers read of them is
+     * kept, and their state left as it is before them. */
+    const int32_t *guesses;
+    /* (n_seqs) Of the guesses of its last step so many were right: they come before its rows. */
+    const int32_t *replays;
     int32_t n_hidden;
     int32_t pad;
 } mt_step;
@@ -213,6 +222,7 @@ typedef struct mt_info {
     int64_t weight_bytes; /* packed weights */
     int64_t kv_bytes;     /* KV pool */
     int64_t state_bytes;  /* recurrent states */
+    int64_t guess_bytes;  /* what is kept of rows that may be taken back */
     int64_t arena_bytes;  /* activations and scratch */
     int32_t n_threads;
     int32_t isa;

@@ -216,8 +216,8 @@ const mt_phase *mt_phase_of(int32_t kind, int phase) {
     case MT_OP_HEAD_LINEAR: return phase == 0 ? &mt_head_linear_phase : NULL;
     case MT_OP_GATE: return phase == 0 ? &mt_gate_phase : NULL;
     case MT_OP_CONV: return phase == 0 ? &mt_conv_phase : NULL;
-    case MT_OP_DELTA: return phase == 0 ? &mt_delta_phase : NULL;
-    case MT_OP_SCAN: return phase == 0 ? &mt_scan_phase : NULL;
+    case MT_OP_DELTA: return &mt_delta_phases[phase];
+    case MT_OP_SCAN: return &mt_scan_phases[phase];
     default: return phase == 0 ? &row_phases[kind] : NULL;
     }
 }

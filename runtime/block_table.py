@@ -52,6 +52,8 @@ class BlockTable:
     """Leading blocks that the index knew when it was last asked, usable or not."""
     state: int = NO_STATE
     """Its slot in recurrent layers (state_slots.py)."""
+    n_replays: int = 0
+    """Right guesses of its last step, by which it is ahead of the state in that slot."""
     window: range = range(0)
     """Places whose parts in windowed layers it needs (window_parts.py)."""
     keys: list[Key] = field(default_factory=list)

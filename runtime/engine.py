@@ -99,7 +99,9 @@ class Engine:
         )
         states = None
         if executor.n_states:
-            states = StateSlots(executor.n_states, executor.copy_state, state_every)
+            states = StateSlots(
+                executor.n_states, executor.copy_state, state_every, executor.n_guesses
+            )
             max_running = min(max_running, executor.n_states)
             if prefix_store:
                 raise UnsupportedError(
@@ -127,11 +129,6 @@ class Engine:
         self._adapters = tuple(adapters)
         self._pooling_type, self._generates = pooling_type, generates
         self._whole_rows = step_rows if executor.sees_ahead else None
-        if speculation and states:
-            raise UnsupportedError(
-                "a model with recurrent layers cannot take back guessed tokens; switch "
-                "speculation off"
-            )
         self._speculation = speculation
         self._pace = Pace(step_ms)
         self.scheduler = Scheduler(
@@ -336,7 +333,10 @@ class Engine:
             self.scheduler.lengthen(item, draft.tokens)
             for item, draft in zip(granted, drafts, strict=True)
         ]
-        kept = [d if item.n_draft else NO_DRAFT for item, d in zip(longer, drafts, strict=True)]
+        kept = [
+            draft._replace(tokens=draft.tokens[: item.n_draft])
+            for item, draft in zip(longer, drafts, strict=True)
+        ]
         return longer, kept
 
     def _extend(self, read: Read) -> None:

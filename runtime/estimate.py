@@ -18,6 +18,7 @@ from typing import NamedTuple
 from .ops import KvType, OpKind
 from .plan import Op, Plan, PlanTensor
 from .state_slots import SPARE_STATES
+from .step import MOST_GUESSES
 from .window_parts import parts_of_pool
 
 TILE_ROWS = 32
@@ -78,6 +79,8 @@ class MemoryEstimate:
     kv_pool: int
     states: int
     """Of recurrent layers: one for each sequence, and some for the ends of known prefixes."""
+    guesses: int
+    """What such layers need, beside each state, to take back guessed tokens."""
     arena: int
     process: int
     """This process with the vocabulary read, before the rest: interpreter, libraries, tokenizer."""
@@ -88,7 +91,14 @@ class MemoryEstimate:
     @property
     def total(self) -> int:
         """Resident at most. Mapped weights are given back once they are packed."""
-        return self.weights_packed + self.kv_pool + self.states + self.arena + self.process
+        return (
+            self.weights_packed
+            + self.kv_pool
+            + self.states
+            + self.guesses
+            + self.arena
+            + self.process
+        )
 
     @property
     def fits(self) -> bool:
@@ -107,9 +117,11 @@ def estimate(
     weights_mapped: int,
     process: int,
     available: int,
+    n_guesses: int = MOST_GUESSES,
 ) -> MemoryEstimate:
     packed = weight_bytes(plan)
-    states = (sequences + SPARE_STATES) * plan.state_bytes
+    n_states = sequences + SPARE_STATES
+    states, guesses = n_states * plan.state_bytes, n_states * n_guesses * plan.guess_bytes
 
     full, windowed = kv_block_bytes(plan, block_tokens, kv_type)
 
@@ -120,7 +132,7 @@ def estimate(
 
     def needed(blocks_per_context: int) -> int:
         n_tokens = sequences * blocks_per_context * block_tokens
-        held = packed + states + arena_bytes(plan, n_tokens, n_threads)
+        held = packed + states + guesses + arena_bytes(plan, n_tokens, n_threads)
         return held + pool_bytes(blocks_per_context)
 
     n_blocks = -(-context // block_tokens)
@@ -134,6 +146,7 @@ def estimate(
         kv_lower=sequences * kv_lower_bytes(plan, context, kv_type),
         kv_pool=pool_bytes(n_blocks),
         states=states,
+        guesses=guesses,
         arena=arena_bytes(plan, sequences * n_blocks * block_tokens, n_threads),
         process=process,
         available=available,

@@ -18,17 +18,25 @@ from .request import Request
 def next_mark(request: Request, block_tokens: int, every: int) -> int:
     """Rows up to the next place, or to the end of what the request owns."""
     start = request.n_computed
-    places = [request.n_tokens, (start // every + 1) * every]
-    places += [
-        mark for mark in (*request.marks, _prompt_end(request, block_tokens)) if mark > start
-    ]
-    return min(places) - start
+    return min(request.n_tokens, _place_after(start, request, block_tokens, every)) - start
+
+
+def rows_before_mark(request: Request, block_tokens: int, every: int) -> int:
+    """Guesses behind what the request owns that stay before the next place: what leads to it is a
+    row that cannot be taken back."""
+    at = request.n_tokens
+    return _place_after(at, request, block_tokens, every) - at - 1
 
 
 def is_mark(request: Request, block_tokens: int, every: int) -> bool:
     """Whether the state behind the rows computed so far is worth keeping."""
     at = request.n_computed
     return at % every == 0 or at in request.marks or at == _prompt_end(request, block_tokens)
+
+
+def _place_after(start: int, request: Request, block_tokens: int, every: int) -> int:
+    marks = (*request.marks, _prompt_end(request, block_tokens))
+    return min([(start // every + 1) * every, *(mark for mark in marks if mark > start)])
 
 
 def common_blocks(a: Request, b: Request, block_tokens: int) -> int:

@@ -23,6 +23,7 @@ from .models import record_plan, unused_tensors
 from .ops import BufferKind, KvType
 from .plan import Plan
 from .state_slots import SPARE_STATES
+from .step import MOST_GUESSES
 from .tokenizer import Tokenizer
 from .weights import DequantizedWeights, StoredWeights, WeightSource
 from .window_parts import parts_of_pool
@@ -57,7 +58,8 @@ class Model:
         full, windowed = self.plan.kv_group_bytes(self.kv_type)
         executor = self.executor
         per_slot = executor.n_blocks * full + executor.n_window_blocks * windowed
-        return per_slot * executor.block_tokens + executor.n_states * self.plan.state_bytes
+        state_bytes = self.plan.state_bytes + executor.n_guesses * self.plan.guess_bytes
+        return per_slot * executor.block_tokens + executor.n_states * state_bytes
 
     def close(self) -> None:
         self.executor.close()
@@ -84,6 +86,7 @@ def load_model(
     activations: BufferKind = BufferKind.Q8,
     dequantize: bool = False,
     gives_back: bool = True,
+    guesses: int = MOST_GUESSES,
     adapters: Sequence[AdapterFile] = (),
 ) -> Model:
     """Opens a GGUF file (or the set of a shard).
@@ -92,7 +95,8 @@ def load_model(
     step; kv_type: what the cache holds; activations: what rows are rounded to before products;
     dequantize: decode all weights to F32 first, for comparisons; gives_back: layers with a
     window keep little more than it, as engines run them. False for those who lay out steps
-    themselves; adapters: which requests can ask for.
+    themselves; guesses: rows of a sequence and step that recurrent layers can take back;
+    adapters: which requests can ask for.
     """
     file = GGUFFile.open(path)
     opened: list[Adapter] = []
@@ -121,6 +125,7 @@ def load_model(
             kv_bytes=kv_bytes,
             kv_type=kv_type,
             gives_back=gives_back,
+            guesses=guesses,
         )
         runner, reason = create_executor(
             executor,
@@ -130,6 +135,7 @@ def load_model(
             n_blocks=pool.n_blocks,
             n_window_blocks=pool.n_window_blocks,
             n_states=pool.n_states,
+            n_guesses=guesses,
             n_threads=threads,
             isa=isa,
             kv_type=kv_type,
@@ -164,6 +170,7 @@ def size_pool(
     kv_type: KvType = KvType.F16,
     free_bytes: int | None = None,
     gives_back: bool = True,
+    guesses: int = MOST_GUESSES,
 ) -> PoolSize:
     """Blocks of the KV pool. A context that was asked for must fit; the default one gives way."""
     for name, value in (("context", context), ("kv_bytes", kv_bytes)):
@@ -171,6 +178,7 @@ def size_pool(
             raise RequestError(f"{name} is {value}, expected at least 1", field=name)
     wanted = context or min(config.context_train, _DEFAULT_CONTEXT)
     window = plan.window if gives_back else 0
+    state_bytes = plan.state_bytes + guesses * plan.guess_bytes
     full_bytes, window_bytes = (n * block_tokens for n in plan.kv_group_bytes(kv_type))
     blocks_per_context = -(-wanted // block_tokens)
 
@@ -185,18 +193,18 @@ def size_pool(
         # Encoders keep nothing: what one step computes, and a block more for each of its texts.
         n_sequences = 2 if plan.sees_ahead else _DEFAULT_SEQUENCES
         wanted_bytes = pool_bytes(n_sequences * blocks_per_context)
-        wanted_bytes += _MOST_STATES * plan.state_bytes
+        wanted_bytes += _MOST_STATES * state_bytes
         kv_bytes = min(free_bytes // _KV_SHARE, wanted_bytes)
     n_states = None
     if plan.states:
-        n_states = min(_MOST_STATES, kv_bytes // _STATE_SHARE // plan.state_bytes)
+        n_states = min(_MOST_STATES, kv_bytes // _STATE_SHARE // state_bytes)
         if not n_states:
             raise RequestError(
-                f"the state of one sequence takes {plan.state_bytes} bytes, and at most half of "
+                f"the state of one sequence takes {state_bytes} bytes, and at most half of "
                 f"the {kv_bytes} allowed for the KV pool is for states; set kv_bytes higher",
                 field="kv_bytes",
             )
-        kv_bytes -= n_states * plan.state_bytes
+        kv_bytes -= n_states * state_bytes
     most = kv_bytes // max(full_bytes, 1)
     n_blocks = bisect_right(range(most + 1), kv_bytes, key=pool_bytes) - 1
     if n_blocks < (blocks_per_context if context else 1):

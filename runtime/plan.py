@@ -117,6 +117,8 @@ class Plan:
     arena_bytes: int
     states: tuple[int, ...] = ()
     """Floats that a sequence has in each recurrent layer."""
+    inputs: tuple[int, ...] = ()
+    """Floats that each recurrent layer reads of a row."""
     hidden: int = -1
     """The buffer of wanted hidden states: rows as the output projection takes them."""
     n_adapters: int = 0
@@ -160,6 +162,11 @@ class Plan:
     def state_bytes(self) -> int:
         """Of one sequence, whatever its length, in all recurrent layers."""
         return 4 * sum(self.states)
+
+    @property
+    def guess_bytes(self) -> int:
+        """Of one row that may be taken back: what all recurrent layers read of it."""
+        return 4 * sum(self.inputs)
 
     @property
     def hidden_width(self) -> int:

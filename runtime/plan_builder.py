@@ -256,7 +256,7 @@ class PlanBuilder(PlanRecording):
     ) -> int:
         """The kernel's channels, from column x_col of x on, over the last `taps` rows of each."""
         width = self.tensors[kernel].shape[0] // taps
-        out, state = self._buffer("conv", width), self.new_state((taps - 1) * width)
+        out, state = self._buffer("conv", width), self.new_state((taps - 1) * width, width)
         ints = (x_col, taps, int(activation), state)
         return self._record(Op(OpKind.CONV, out, (x,), (kernel, bias), ints))
 
@@ -273,7 +273,8 @@ class PlanBuilder(PlanRecording):
         is_grouped: bool,
     ) -> int:
         out = self._buffer("delta", v_heads * head_dim)
-        state = self.new_state(v_heads * head_dim * head_dim)
+        n_inputs = (2 * k_heads + v_heads) * head_dim + 2 * v_heads
+        state = self.new_state(v_heads * head_dim * head_dim, n_inputs)
         ints = (k_heads, v_heads, head_dim, int(is_grouped), state)
         return self._record(Op(OpKind.DELTA, out, (qkv, rates), (a, dt_bias), ints))
 
@@ -291,7 +292,8 @@ class PlanBuilder(PlanRecording):
     ) -> int:
         """weights: a, dt_bias, d."""
         out = self._buffer("scan", heads * head_dim)
-        state = self.new_state(heads * state_dim * head_dim)
+        n_inputs = heads * head_dim + 2 * groups * state_dim + heads
+        state = self.new_state(heads * state_dim * head_dim, n_inputs)
         ints = (heads, head_dim, groups, state_dim, dt_col, state)
         return self._record(Op(OpKind.SCAN, out, (xbc, dt), weights, ints))
 

@@ -55,6 +55,7 @@ class PlanRecording:
     tensors: list[PlanTensor] = field(default_factory=list)
     kv_layers: list[KvLayer] = field(default_factory=list)
     states: list[int] = field(default_factory=list)
+    inputs: list[int] = field(default_factory=list)
     hidden: int = -1  # the buffer of wanted hidden states
     adapters: Sequence[LowRank] = ()  # in the order in which steps number them
     _tensor_ids: dict[str, int] = field(default_factory=dict)
@@ -121,9 +122,11 @@ class PlanRecording:
         self.kv_layers.append(KvLayer(kv_heads, head_dim, value_dim, is_latent))
         return len(self.kv_layers) - 1
 
-    def new_state(self, width: int) -> int:
-        """A recurrent layer that keeps `width` floats of every sequence."""
+    def new_state(self, width: int, inputs: int) -> int:
+        """A recurrent layer that keeps `width` floats of every sequence and reads `inputs` floats
+        of a row."""
         self.states.append(width)
+        self.inputs.append(inputs)
         return len(self.states) - 1
 
     def _buffer(
@@ -163,6 +166,7 @@ class PlanRecording:
             logits.width if logits else 0,
             arena_bytes,
             tuple(self.states),
+            tuple(self.inputs),
             self.hidden,
             len(self.adapters),
         )

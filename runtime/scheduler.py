@@ -30,7 +30,7 @@ from bisect import insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from .kv_blocks import BlockPool, Frontier
-from .marks import common_blocks, is_mark, next_mark
+from .marks import common_blocks, is_mark, next_mark, rows_before_mark
 from .partial_hits import miss_after, partial_hit
 from .prefix_index import Miss
 from .request import Request, Scheduled, State
@@ -135,10 +135,13 @@ class Scheduler:
         return granted
 
     def lengthen(self, item: Scheduled, tokens: Sequence[int]) -> Scheduled:
-        """With rows for tokens that the request may come to own in this step; as it is where blocks
-        are short. Each running request keeps one that it may need next."""
-        request, n = item.request, len(tokens)
-        table = request.table
+        """With rows for tokens that the request may come to own in this step, or for the first of
+        them; as it is where blocks are short. Each running request keeps one that it may need."""
+        request, table, states = item.request, item.request.table, self.pool.states
+        if states:
+            n_before = rows_before_mark(request, self.pool.block_tokens, states.every)
+            tokens = tokens[: min(states.n_guesses, n_before)]
+        n = len(tokens)
         n_new = self.pool.blocks_for(request.n_tokens + n) - len(table.blocks)
         if not n or n_new + len(self.running) * (n_new > 0) > self.pool.n_free:
             return item
@@ -149,6 +152,8 @@ class Scheduler:
 
     def accept(self, request: Request) -> None:
         """It owns one more token whose row the last step has computed already."""
+        if self.pool.states:
+            self.pool.states.goes_ahead(request.table)
         self._computed(request, 1)
 
     def _is_short(self, request: Request) -> bool:
@@ -158,6 +163,8 @@ class Scheduler:
     def commit(self, granted: Iterable[Scheduled]) -> None:
         """The executor has computed these rows: keys and values of owned tokens are final."""
         for item in granted:
+            if self.pool.states:
+                self.pool.states.caught_up(item.request.table)
             self._computed(item.request, item.n_owned)
 
     def _computed(self, request: Request, n_rows: int) -> None:

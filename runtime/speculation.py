@@ -26,10 +26,10 @@ from .drafts import NO_DRAFT, Draft, Drafter, PromptLookup
 from .errors import RequestError
 from .executors import Executor
 from .request import Request, Scheduled
+from .step import MOST_GUESSES
 from .step_costs import StepCosts
 
-MOST = 8
-"""Guessed tokens per request and step."""
+MOST = MOST_GUESSES
 WORTH = 1.05
 PROBE_EVERY = 64
 """Output tokens of a request without a guess, after which one is tried."""
@@ -211,17 +211,30 @@ def speculation_of(
     n_adapters: int = 0,
 ) -> Speculation | None:
     """wish: off; auto, as many guesses as pay, by a measurement that this makes; or how many tokens
-    always. drafter: None for prompt lookup. Models that cannot take guesses back, or whose steps
-    are over at once, have none by auto. Raises RequestError."""
-    if wish == "off" or (wish == "auto" and (executor.n_states or not generates)):
+    always. drafter: None for prompt lookup. Models whose steps are over at once have none by auto.
+    Raises RequestError."""
+    most = most_guesses(wish)
+    if executor.n_states and executor.n_guesses < most:
+        raise RequestError(
+            f"speculate is {wish!r}, and the model was opened with room to take back "
+            f"{executor.n_guesses} guesses of a sequence; open it with guesses={most}"
+        )
+    if not most or (wish == "auto" and not generates):
         return None
     drafter = drafter or PromptLookup()
     if wish == "auto":
         costs = StepCosts.measure(executor, n_adapters)
         return Speculation(drafter, costs) if costs.of(1) >= LEAST_STEP_S else None
+    return Speculation(drafter, length=most)
+
+
+def most_guesses(wish: str) -> int:
+    """Guessed tokens of a request and step at most. Raises RequestError where it is no wish."""
+    if wish in ("auto", "off"):
+        return MOST if wish == "auto" else 0
     if not wish.isdecimal() or not 1 <= int(wish) <= MOST:
         raise RequestError(f"speculate is {wish!r}, expected auto, off or 1 to {MOST}")
-    return Speculation(drafter, length=int(wish))
+    return int(wish)
 
 
 def _room(request: Request) -> int:

@@ -7,6 +7,11 @@ Such a layer (a delta rule, a scan, a short convolution) has no keys and values 
 state is that of one position, the last one computed. A running sequence owns a slot. To go on from
 a known prefix it needs a copy made exactly where the prefix ends, a snapshot. Snapshots fill the
 slots that no sequence owns; the one of no use for longest gives way.
+
+Nor can a state take tokens back. So behind a step with guesses it is that before them, and what
+layers have read of the guesses is kept beside it (Executor.n_guesses); those that were right are
+put into it by the sequence's next step. Until then the sequence is ahead of its state by n_replays
+tokens, and there is no snapshot to be had.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from collections.abc import Callable, Iterable
 
 from .block_table import NO_STATE, BlockTable
 from .errors import ModelError
+from .step import MOST_GUESSES
 
 CopyState = Callable[[int, int], None]
 STATE_EVERY = 1024
@@ -25,12 +31,18 @@ SPARE_STATES = 8
 
 
 class StateSlots:
-    def __init__(self, n_slots: int, copy_state: CopyState, every: int = STATE_EVERY) -> None:
+    def __init__(
+        self,
+        n_slots: int,
+        copy_state: CopyState,
+        every: int = STATE_EVERY,
+        n_guesses: int = MOST_GUESSES,
+    ) -> None:
         """copy_state: the executor's, from slot to slot; between steps. every: tokens of a long
-        text between snapshots."""
+        text between snapshots. n_guesses: rows of a step that can be taken back."""
         if n_slots < 1:
             raise ModelError(f"{n_slots} slots for the states of sequences; at least 1")
-        self.n_slots, self.every = n_slots, every
+        self.n_slots, self.every, self.n_guesses = n_slots, every, n_guesses
         self._copy = copy_state
         self._empty = list(range(n_slots))[::-1]
         self._snapshots: OrderedDict[int, int] = OrderedDict()  # block -> slot; oldest use first
@@ -55,7 +67,15 @@ class StateSlots:
     def disown(self, table: BlockTable) -> None:
         if table.state != NO_STATE:
             self._empty.append(table.state)
-            table.state = NO_STATE
+            table.state, table.n_replays = NO_STATE, 0
+
+    def caught_up(self, table: BlockTable) -> None:
+        """A step has computed rows of the sequence: its state is that behind them."""
+        table.n_replays = 0
+
+    def goes_ahead(self, table: BlockTable) -> None:
+        """A guess of that step was right."""
+        table.n_replays += 1
 
     # ---- of a block: the state behind its last token ---------------------------------------------
 
@@ -64,6 +84,7 @@ class StateSlots:
 
     def keep(self, block: int, table: BlockTable) -> None:
         """The sequence is just behind this block: its state is kept, if there is room."""
+        assert not table.n_replays, "its state is that of an earlier token"
         if block not in self._snapshots and self._has_room():
             slot = self._empty.pop()
             self._copy(table.state, slot)

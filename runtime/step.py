@@ -18,6 +18,9 @@ from .errors import ModelError
 if TYPE_CHECKING:  # executors import Step and need nothing of requests
     from .request import Scheduled
 
+MOST_GUESSES = 8
+"""Rows of a sequence and step that may be taken back."""
+
 Int32s = npt.NDArray[np.int32]
 Float32s = npt.NDArray[np.float32]
 
@@ -48,6 +51,12 @@ class Step:
     states: Int32s = None  # type: ignore[assignment]  # left out: the number of the sequence
     """(n_seqs) where recurrent layers keep the state of each sequence. Before its position 0 it is
     zeros, whatever the slot holds."""
+    guesses: Int32s = None  # type: ignore[assignment]  # left out: none
+    """(n_seqs) Of a sequence's rows the last so many are guesses. Recurrent layers leave its state
+    as it is before them, and keep what they read of them."""
+    replays: Int32s = None  # type: ignore[assignment]  # left out: none
+    """(n_seqs) So many guesses of the sequence's last step were right, the first ones: recurrent
+    layers take them, from what they have kept, before its rows."""
     segments: Int32s = None  # type: ignore[assignment]  # left out: all of the first
     """(n_rows) which of its texts a row is of, where a sequence is made of two."""
     adapters: Float32s = None  # type: ignore[assignment]  # left out: none
@@ -60,6 +69,9 @@ class Step:
             object.__setattr__(self, "hidden_rows", np.empty(0, np.int32))
         if self.states is None:
             object.__setattr__(self, "states", np.arange(self.n_seqs, dtype=np.int32))
+        for field in ("guesses", "replays"):
+            if getattr(self, field) is None:
+                object.__setattr__(self, field, np.zeros(self.n_seqs, np.int32))
         if self.segments is None:
             object.__setattr__(self, "segments", np.zeros(self.n_rows, np.int32))
         if self.adapters is None:
@@ -130,5 +142,7 @@ def build_step(scheduled: Sequence[Scheduled], window_block_of: Int32s | None = 
         hidden_rows=np.array(hidden_rows, np.int32),
         segments=np.array(segments, np.int32),
         states=np.array([item.request.table.state for item in scheduled], np.int32),
+        guesses=np.array([item.n_draft for item in scheduled], np.int32),
+        replays=np.array([item.request.table.n_replays for item in scheduled], np.int32),
         adapters=np.array([item.request.adapters for item in scheduled], np.float32),
     )

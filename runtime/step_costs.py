@@ -10,7 +10,7 @@ cost little more than one. Where that is depends on model, machine and other pro
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from .executors import Executor
 from .step import Step
 
 MEASURED = (1, 2, 3, 4, 6, 8, 12, 16)
+_TIMES = 3  # that a step is measured
 _LONG_S = 0.05  # steps that take longer are measured once
 _DRIFT, _OWN = 0.1, 0.1  # weights of a new time in what all steps share, and in its own
 _OUTLIER = 2.0  # beyond this multiple of what was expected, a time is the machine's
@@ -39,14 +40,17 @@ class StepCosts:
         n_adapters: int = 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> StepCosts:
-        """Runs a few steps in blocks that nobody holds yet, with logits of all rows."""
-        most = min(executor.max_rows, executor.n_blocks * executor.block_tokens)
+        """Runs a few steps in blocks that nobody holds yet, with logits of all rows: those of a
+        request all of whose guesses are right, so that states are brought up to them as well."""
         seconds: dict[int, float] = {}
-        for n in (n for n in MEASURED if n <= most):
-            step = _step_of(n, executor, n_adapters)
-            executor.run(step)
+        for n in (n for n in MEASURED if n <= executor.max_rows):
+            texts = _shared_out(n, executor)
+            if not _has_room(executor, texts):
+                break
+            executor.run(_step_of(texts, 0, executor, n_adapters))
             took: list[float] = []
-            while len(took) < (1 if took and took[0] > _LONG_S else 3):
+            while len(took) < (1 if took and took[0] > _LONG_S else _TIMES):
+                step = _step_of(texts, 1 + len(took), executor, n_adapters)
                 start = clock()
                 executor.run(step)
                 took.append(clock() - start)
@@ -74,13 +78,35 @@ class StepCosts:
             self._seconds[n] = min(known, own) if n < n_rows else max(known, own)
 
 
-def _step_of(n: int, executor: Executor, n_adapters: int) -> Step:
-    n_blocks = -(-n // executor.block_tokens)
+def _shared_out(n: int, executor: Executor) -> list[int]:
+    """n rows of as few texts as may have so many guesses."""
+    n_texts = -(-n // (1 + executor.n_guesses)) if executor.n_states else 1
+    return [n // n_texts + (i < n % n_texts) for i in range(n_texts)]
+
+
+def _blocks_of(texts: Sequence[int], executor: Executor) -> int:
+    """That each of the texts needs in all steps."""
+    return -(-max(texts) * (1 + _TIMES) // executor.block_tokens)
+
+
+def _has_room(executor: Executor, texts: Sequence[int]) -> bool:
+    n_texts = len(texts)
+    has_states = n_texts <= max(executor.n_states, 1)
+    return has_states and n_texts * _blocks_of(texts, executor) <= executor.n_blocks
+
+
+def _step_of(texts: Sequence[int], n_before: int, executor: Executor, n_adapters: int) -> Step:
+    """So many rows of each text, behind n_before such steps; all but the first of them guesses."""
+    rows, n_blocks = np.array(texts, np.int32), _blocks_of(texts, executor)
+    starts = np.cumsum([0, *texts], dtype=np.int32)
+    within = np.arange(starts[-1], dtype=np.int32) - np.repeat(starts[:-1], rows)
     return Step(
-        tokens=np.zeros(n, np.int32),
-        positions=np.arange(n, dtype=np.int32),
-        seq_start=np.array([0, n], np.int32),
-        block_table=np.arange(n_blocks, dtype=np.int32)[None],
-        out_rows=np.arange(n, dtype=np.int32),
-        adapters=np.zeros((1, n_adapters), np.float32),
+        tokens=np.zeros(starts[-1], np.int32),
+        positions=within + np.repeat(rows * np.int32(n_before), rows),
+        seq_start=starts,
+        block_table=np.arange(len(texts) * n_blocks, dtype=np.int32).reshape(-1, n_blocks),
+        out_rows=np.arange(starts[-1], dtype=np.int32),
+        guesses=rows - np.int32(1),
+        replays=(rows - np.int32(1)) * np.int32(n_before > 0),
+        adapters=np.zeros((len(texts), n_adapters), np.float32),
     )

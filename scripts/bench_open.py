@@ -68,6 +68,7 @@ def open_bench(spec: str, cases: Sequence[Case], options: Options) -> Iterator[O
         "context": room.positions,
         "kv_bytes": pool_bytes(plan_of_file(path, options.step_rows), room),
         "gives_back": False,  # steps are laid out here, over whole contexts
+        "guesses": 0,
     }
     with contextlib.ExitStack() as stack:
         model = stack.enter_context(open_model(str(path), **load))

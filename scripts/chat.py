@@ -46,7 +46,7 @@ def chat(
     params = SamplingParams(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, max_tokens=n
     )
-    arguments = load.arguments(context=context, lora=lora)
+    arguments = load.arguments(context=context, lora=lora, speculate=speculate)
     with open_model(model, **arguments) as opened, open_engine(opened, speculate, draft) as engine:
         chat_template(opened)  # a model without one is refused before anything is typed
         note(f"{model}, {opened.context} tokens of context. {HELP}")

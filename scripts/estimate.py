@@ -21,6 +21,7 @@ LINES = (
     ("keys and values, least", "kv_lower", "what attention can still see: {attention}"),
     ("keys and values, pool", "kv_pool", "allocated: {sequences} x {context} tokens"),
     ("states", "states", "of recurrent layers, whatever the length"),
+    ("guesses", "guesses", "beside states, to take guessed tokens back: none with --speculate off"),
     ("activations and scratch", "arena", ""),
     ("process and vocabulary", "process", "measured now: interpreter, libraries, tokenizer"),
     ("together", "total", "resident at most"),

@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def open_model(spec: str, **load_options: Any) -> Iterator[Model]:
     """The model `spec` names, fetched if need be, loaded, and closed at the end.
-    Options are load_model's, but for kv_type, activations and lora: words of the command line."""
+    Options are load_model's, but for kv_type, activations, lora and speculate: words of the command
+    line."""
     from martlet.runtime.adapters import AdapterFile
     from martlet.runtime.machine import allowed_cpus, choose_threads
     from martlet.runtime.model import load_model
     from martlet.runtime.ops import ACTIVATIONS, KvType
+    from martlet.runtime.speculation import most_guesses
 
     threads = load_options.get("threads")
     if threads is not None and threads > len(allowed_cpus()):
@@ -35,6 +37,8 @@ def open_model(spec: str, **load_options: Any) -> Iterator[Model]:
     adapters = [AdapterFile.parse(text) for text in load_options.pop("lora", None) or ()]
     kv_type = KvType[load_options.pop("kv_type", "f16").upper()]
     activations = ACTIVATIONS[load_options.pop("activations", "int8")]
+    if (speculate := load_options.pop("speculate", None)) is not None:
+        load_options["guesses"] = most_guesses(speculate)
     with byte_progress() as progress:
         path = find_model(spec, progress=progress)
     model = load_model(

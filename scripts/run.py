@@ -48,7 +48,7 @@ def run(
         stop=tuple(stop or ()),
     )
     text = sys.stdin.read() if prompt == "-" else prompt
-    arguments = load.arguments(context=context, lora=lora)
+    arguments = load.arguments(context=context, lora=lora, speculate=speculate)
     pieces: list[str] = []
     with open_model(model, **arguments) as opened, open_engine(opened, speculate, draft) as engine:
         ids = prompt_ids(opened, text, chat=chat, system=system)

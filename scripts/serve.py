@@ -124,7 +124,7 @@ def serve(
         if given and is_shelf:
             raise MartletError(f"{option} is for one model that stays; serve this one by itself")
     check_draft(draft, speculate)
-    arguments = load.arguments(context=context, kv_bytes=kv_bytes, lora=lora)
+    arguments = load.arguments(context=context, kv_bytes=kv_bytes, lora=lora, speculate=speculate)
     served = ServerOptions(
         api_keys=keys,
         origins=tuple(origin or ()),

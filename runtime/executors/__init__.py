@@ -17,7 +17,8 @@ class Executor(Protocol):
 
     Layers with a window keep theirs in `n_window_blocks` blocks of their own, and see `window`
     positions at most (0: no layer has one). Recurrent layers keep the state of a sequence in one
-    of `n_states` slots (0: no layer is recurrent). Where rows see those after them, a step must
+    of `n_states` slots (0: no layer is recurrent), and beside it what they need to take back up to
+    `n_guesses` rows of a step. Where rows see those after them, a step must
     have all rows of a sequence (`sees_ahead`), and its logits are none.
     """
 
@@ -28,6 +29,7 @@ class Executor(Protocol):
     n_window_blocks: int
     window: int
     n_states: int
+    n_guesses: int
     sees_ahead: bool
     hidden: np.ndarray
     """(n_hidden, width) float32: hidden states that the last step asked for."""

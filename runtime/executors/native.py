@@ -25,14 +25,14 @@ from ..errors import ModelError
 from ..machine import choose_threads
 from ..ops import ABI_VERSION, BUFFER_DTYPE, KV_LAYER_DTYPE, OP_DTYPE, KvType
 from ..plan import Plan, PlanTensor
-from ..step import Step, check_adapters
+from ..step import MOST_GUESSES, Step, check_adapters
 from ..weights import WeightSource, finite_values, not_finite
 from .native_draw import NativeDrawer
 
 _LIBRARIES = ("libmartlet.so", "libmartlet.dylib", "martlet.dll")
 STEP_ARRAYS = (
     *("tokens", "positions", "seq_start", "block_table", "window_table", "out_rows"),
-    *("hidden_rows", "states", "segments"),
+    *("hidden_rows", "states", "segments", "guesses", "replays"),
 )
 _F64 = 28  # MT_F64 of martlet.h
 _STRUCTS = (
@@ -155,6 +155,7 @@ class NativeExecutor:
         profile: bool = False,
         n_window_blocks: int | None = None,
         n_states: int = 1,
+        n_guesses: int = MOST_GUESSES,
     ) -> None:
         self.max_rows = plan.max_rows
         self.block_tokens = block_tokens
@@ -162,7 +163,7 @@ class NativeExecutor:
         self.n_window_blocks = n_window_blocks or n_blocks
         self.window = plan.window
         self.sees_ahead = plan.sees_ahead
-        self.n_states = n_states if plan.states else 0
+        self.n_states, self.n_guesses = n_states if plan.states else 0, n_guesses
         self._logits_width = plan.vocab_size
         self.hidden = np.empty((0, plan.hidden_width), np.float32)
         self._n_ops, self._n_adapters = len(plan.ops), plan.n_adapters
@@ -173,7 +174,8 @@ class NativeExecutor:
         self.drawer = NativeDrawer(self._ffi, self._lib, self.isa_index)
         self.n_threads = n_threads or choose_threads().count
         sizes = (self.n_threads, self.isa_index, block_tokens, n_blocks, int(kv_type), int(profile))
-        options = self._ffi.new("mt_options *", (*sizes, self.n_window_blocks, self.n_states))
+        slots = (self.n_window_blocks, self.n_states, n_guesses, 0)
+        options = self._ffi.new("mt_options *", (*sizes, *slots))
         self._error = self._ffi.new("char[]", self._lib.MT_ERR_BYTES)
         self._stays: list[Any] = []  # what C reads for as long as it lives
         plan_c, keep = self._plan(plan, weights)
@@ -188,7 +190,7 @@ class NativeExecutor:
         info = self._ffi.new("mt_info *")
         self._lib.mt_engine_info(self._engine, info)
         self.weight_bytes, self.kv_bytes = info.weight_bytes, info.kv_bytes
-        self.state_bytes = info.state_bytes
+        self.state_bytes, self.guess_bytes = info.state_bytes, info.guess_bytes
         self.arena_bytes = info.arena_bytes
 
     @staticmethod
@@ -276,9 +278,9 @@ class NativeExecutor:
         """The mt_plan, and what must stay alive while C reads it."""
         new, cast = self._ffi.new, self._ffi.from_buffer
         ops, buffers, kv_layers = plan.op_records(), plan.buffer_records(), plan.kv_records()
-        states = np.array(plan.states, np.int32)
+        states, inputs = (np.array(n, np.int32) for n in (plan.states, plan.inputs))
         tensors = new("mt_tensor[]", len(plan.tensors))
-        keep: list[Any] = [ops, buffers, kv_layers, states, tensors]
+        keep: list[Any] = [ops, buffers, kv_layers, states, inputs, tensors]
         for record, tensor in zip(tensors, plan.tensors, strict=True):
             fmt, values = _tensor_bytes(tensor, weights)
             data = cast(values)
@@ -299,7 +301,7 @@ class NativeExecutor:
         record.max_rows, record.arena_bytes = plan.max_rows, plan.arena_bytes
         record.hidden, record.n_states = plan.hidden, len(states)
         record.n_adapters = plan.n_adapters
-        record.states = cast("int32_t[]", states)
+        record.states, record.inputs = cast("int32_t[]", states), cast("int32_t[]", inputs)
         record.ops = cast("mt_op[]", ops)
         record.buffers = cast("mt_buffer[]", buffers)
         record.kv_layers = cast("mt_kv_layer[]", kv_layers)
@@ -338,8 +340,9 @@ def _check_lengths(step: Step) -> None:
         raise ModelError(f"the step has {n_rows} tokens, but {len(step.positions)} positions")
     if len(step.segments) != n_rows:
         raise ModelError(f"the step has {n_rows} tokens, but {len(step.segments)} segments")
-    if len(step.states) != n_seqs:
-        raise ModelError(f"the step has {n_seqs} sequences, but {len(step.states)} states")
+    for name in ("states", "guesses", "replays"):
+        if (n_found := len(getattr(step, name))) != n_seqs:
+            raise ModelError(f"the step has {n_seqs} sequences, but {n_found} {name}")
     if len(step.seq_start) != n_seqs + 1:
         raise ModelError(f"the step has {n_seqs} block tables, but {len(step.seq_start)} starts")
 

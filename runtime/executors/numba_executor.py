@@ -18,7 +18,7 @@ import numpy as np
 from ..errors import ModelError
 from ..ops import BufferKind, KvType, OpKind
 from ..plan import FLOAT_FORMATS, Op, Plan
-from ..step import Step, check_adapters
+from ..step import MOST_GUESSES, Step, check_adapters
 from ..weights import WeightSource
 from .numba_bind import Binder
 from .numba_memory import Memory, Rows
@@ -59,6 +59,7 @@ class NumbaExecutor:
         n_threads: int | None = None,
         n_window_blocks: int | None = None,
         n_states: int = 1,
+        n_guesses: int = MOST_GUESSES,
     ) -> None:
         if block_tokens % LANES:
             raise ModelError(f"blocks of {block_tokens} tokens; use a multiple of {LANES}")
@@ -73,7 +74,7 @@ class NumbaExecutor:
         self.n_window_blocks = n_window_blocks or n_blocks
         self.window = plan.window
         self.sees_ahead = plan.sees_ahead
-        self.n_states = n_states if plan.states else 0
+        self.n_states, self.n_guesses = n_states if plan.states else 0, n_guesses
         self._logits = next((i for i, b in enumerate(plan.buffers) if b.is_logits), -1)
         self._vocab_size, self._n_adapters = plan.vocab_size, plan.n_adapters
         self._hidden, self.hidden = plan.hidden, np.empty((0, plan.hidden_width), np.float32)
@@ -85,7 +86,7 @@ class NumbaExecutor:
         if kv_type is KvType.Q8_0:
             raise ModelError("the numba executor has no q8_0 cache; use f16")
         self._memory = Memory.of(
-            plan, block_tokens, n_blocks, self.n_window_blocks, self.n_states, kv_type
+            plan, block_tokens, n_blocks, self.n_window_blocks, self.n_states, n_guesses, kv_type
         )
         self._calls = Binder(plan, weights, self._memory, self.n_threads).calls()
         self.warm_up_ms = self._warm_up()
@@ -129,6 +130,7 @@ class NumbaExecutor:
         self._memory.keys.clear()
         self._memory.values.clear()
         self._memory.states.clear()
+        self._memory.guesses.clear()
 
     def _warm_up(self) -> float:
         start = time.perf_counter()

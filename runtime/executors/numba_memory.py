@@ -36,6 +36,8 @@ class Rows:
     hidden_rows: np.ndarray  # (n_hidden) int32
     seq_start: np.ndarray  # (n_seqs + 1) int32
     states: np.ndarray  # (n_seqs) int32
+    guesses: np.ndarray  # (n_seqs) int32
+    replays: np.ndarray  # (n_seqs) int32
     adapters: np.ndarray  # (n_seqs, n_adapters) float32
     counts: dict[RowKind, int]
 
@@ -44,12 +46,13 @@ class Rows:
         # Copies, because numba compiles every kernel again for a read-only array.
         (
             tokens, positions, segments, lengths, table, window_table, out_rows, hidden_rows,
-            seq_start, states,
+            seq_start, states, guesses, replays,
         ) = (
             np.array(a, np.int32, order="C")
             for a in (
                 step.tokens, step.positions, step.segments, step.lengths(), step.block_table,
                 step.window_table, step.out_rows, step.hidden_rows, step.seq_start, step.states,
+                step.guesses, step.replays,
             )
         )  # fmt: skip
         row_seq = np.repeat(np.arange(step.n_seqs, dtype=np.int32), np.diff(step.seq_start))
@@ -62,7 +65,7 @@ class Rows:
         both, tables = (slots, window_slots), (table, window_table)
         return cls(
             tokens, positions, segments, lengths, row_seq, both, tables, out_rows, hidden_rows,
-            seq_start, states, step.adapters, counts,
+            seq_start, states, guesses, replays, step.adapters, counts,
         )  # fmt: skip
 
 
@@ -80,6 +83,7 @@ class Memory:
     block_tokens: int
     is_windowed: list[bool]
     states: list[np.ndarray]  # by recurrent layer: (n_states, floats of a sequence)
+    guesses: list[np.ndarray]  # the same: (n_states, n_guesses, floats of a row)
 
     @classmethod
     def of(
@@ -89,6 +93,7 @@ class Memory:
         n_blocks: int,
         n_window_blocks: int,
         n_states: int,
+        n_guesses: int,
         kv_type: KvType,
     ) -> Memory:
         arena = aligned((plan.arena_bytes,), np.uint8)
@@ -110,7 +115,8 @@ class Memory:
             keys.append(np.zeros(n_slots * k.kv_heads * k.head_dim, dtype))
             values.append(np.zeros(n_slots * k.kv_heads * width, dtype))
         states = [np.zeros((n_states, width), np.float32) for width in plan.states]
-        return cls(floats, q8, keys, values, block_tokens, is_windowed, states)
+        guesses = [np.zeros((n_states, n_guesses, n), np.float32) for n in plan.inputs]
+        return cls(floats, q8, keys, values, block_tokens, is_windowed, states, guesses)
 
     def layer(self, n: int) -> tuple[np.ndarray, np.ndarray, int]:
         return self.keys[n], self.values[n], self.block_tokens

@@ -2,7 +2,8 @@
 
 Owns: gate, causal convolution, delta rule, scan. Must not know: plans or steps. A state is what
 the layer keeps of a sequence; it is read before the sequence's first row and left as it is behind
-its last one.
+its last one that is no guess. Guesses of the step before that were right (replays) come first, from
+what was kept of them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from .numba_weights import BLOCK, LANES
 
 _kernel = cached_kernel(parallel=True, nogil=True)
 _CHANNELS = 256  # that one item takes
+
+Sequences = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Of a step: slots of states, first rows, positions of rows, guesses, replays; each int32."""
 
 
 @_kernel
@@ -61,18 +65,20 @@ def conv_rows(
     taps: int,
     activation: int,
     states: np.ndarray,
-    slots: np.ndarray,
-    seq_start: np.ndarray,
-    positions: np.ndarray,
+    kept: np.ndarray,
+    seqs: Sequences,
     out: np.ndarray,
 ) -> None:
-    """kernel (channels * taps), states (n_states, (taps - 1) * channels): row by row."""
+    """kernel (channels * taps), states (n_states, (taps - 1) * channels): row by row; kept
+    (n_states, n_guesses, channels)."""
+    slots, seq_start, positions, guesses, replays = seqs
     width = out.shape[1]
     n_chunks = -(-width // _CHANNELS)
     for item in prange(slots.size * n_chunks):
         seq, first = item // n_chunks, item % n_chunks * _CHANNELS
         stop = min(width, first + _CHANNELS)
         state, start, end = states[slots[seq]], seq_start[seq], seq_start[seq + 1]
+        before, n_replays = kept[slots[seq]], replays[seq]
         if positions[start] == 0:
             for s in range(taps - 1):
                 state[s * width + first : s * width + stop] = 0
@@ -83,22 +89,29 @@ def conv_rows(
                     at = row - start - taps + 1 + j
                     if at >= 0:
                         seen = x[start + at, x_col + c]
+                    elif n_replays + at >= 0:
+                        seen = before[n_replays + at, c]
                     else:
-                        seen = state[(taps - 1 + at) * width + c]
+                        seen = state[(taps - 1 + n_replays + at) * width + c]
                     total += kernel[c * taps + j] * seen
                 out[row, c] = total
             to = advance(pointer(out), row * width)
             for i in range(first, stop, LANES):
                 v = gated(load_upto(to, i, stop), splat(np.float32(1)), activation)
                 store_upto(to, i, stop, v)
-        n = end - start
+        n = end - start - guesses[seq]
         for s in range(taps - 1):
             at = n - taps + 1 + s
             for c in range(first, stop):
                 if at >= 0:
                     state[s * width + c] = x[start + at, x_col + c]
+                elif n_replays + at >= 0:
+                    state[s * width + c] = before[n_replays + at, c]
                 else:
-                    state[s * width + c] = state[(taps - 1 + at) * width + c]
+                    state[s * width + c] = state[(taps - 1 + n_replays + at) * width + c]
+        for g in range(guesses[seq]):
+            for c in range(first, stop):
+                before[g, c] = x[start + n + g, x_col + c]
 
 
 @njit(nogil=True)
@@ -166,12 +179,13 @@ def delta_rows(
     dt_bias: np.ndarray,
     heads: tuple[int, int, int, int],
     states: np.ndarray,
-    slots: np.ndarray,
-    seq_start: np.ndarray,
-    positions: np.ndarray,
+    kept: np.ndarray,
+    seqs: Sequences,
     out: np.ndarray,
 ) -> None:
-    """heads: k_heads, v_heads, head_dim, is_grouped; states (n_states, v_heads * dim * dim)."""
+    """heads: k_heads, v_heads, head_dim, is_grouped; states (n_states, v_heads * dim * dim); kept
+    (n_states, n_guesses, widths of qkv and rates)."""
+    slots, seq_start, positions, guesses, replays = seqs
     k_heads, v_heads, dim, is_grouped = heads
     root = np.float32(1) / np.sqrt(np.float32(dim))
     for item in prange(slots.size * v_heads):
@@ -181,15 +195,22 @@ def delta_rows(
         q, k, write = (
             np.empty(dim, np.float32), np.empty(dim, np.float32), np.empty(dim, np.float32)
         )  # fmt: skip
-        for row in range(seq_start[seq], seq_start[seq + 1]):
-            rate = np.float32(1) / (np.float32(1) + np.exp(-rates[row, h]))
-            decay = np.exp(a[h] * _softplus(rates[row, v_heads + h] + dt_bias[h]))
-            _unit(qkv[row, k_head * dim : (k_head + 1) * dim], root, q)
+        start, end, unread = seq_start[seq], seq_start[seq + 1], np.empty(dim, np.float32)
+        for row in range(start - replays[seq], end):
+            if row == end - guesses[seq]:
+                state = state.copy()
+            if row < start:
+                x = kept[slots[seq], replays[seq] + row - start]
+                by, to = x[qkv.shape[1] :], unread
+            else:
+                x, by, to = qkv[row], rates[row], out[row, h * dim : (h + 1) * dim]
+            rate = np.float32(1) / (np.float32(1) + np.exp(-by[h]))
+            decay = np.exp(a[h] * _softplus(by[v_heads + h] + dt_bias[h]))
+            _unit(x[k_head * dim : (k_head + 1) * dim], root, q)
             first = (k_heads + k_head) * dim
-            _unit(qkv[row, first : first + dim], np.float32(1), k)
+            _unit(x[first : first + dim], np.float32(1), k)
             first = (2 * k_heads + h) * dim
-            v, to = qkv[row, first : first + dim], out[row, h * dim : (h + 1) * dim]
-            _recur(state, decay, rate, True, k, q, v, write, to)
+            _recur(state, decay, rate, True, k, q, x[first : first + dim], write, to)
 
 
 @_kernel
@@ -202,12 +223,13 @@ def scan_rows(
     skip: np.ndarray,
     sizes: tuple[int, int, int, int],
     states: np.ndarray,
-    slots: np.ndarray,
-    seq_start: np.ndarray,
-    positions: np.ndarray,
+    kept: np.ndarray,
+    seqs: Sequences,
     out: np.ndarray,
 ) -> None:
-    """sizes: heads, head_dim, groups, state_dim; states (n_states, heads * state_dim * dim)."""
+    """sizes: heads, head_dim, groups, state_dim; states (n_states, heads * state_dim * dim); kept
+    (n_states, n_guesses, width of xbc and heads)."""
+    slots, seq_start, positions, guesses, replays = seqs
     heads, dim, groups, n_keys = sizes
     for item in prange(slots.size * heads):
         seq, h = item // heads, item % heads
@@ -215,11 +237,20 @@ def scan_rows(
         write = np.empty(dim, np.float32)
         b_first = heads * dim + h // (heads // groups) * n_keys
         c_first = b_first + groups * n_keys
-        for row in range(seq_start[seq], seq_start[seq + 1]):
-            step = _softplus(dt[row, dt_col + h] + dt_bias[h])
+        start, end, unread = seq_start[seq], seq_start[seq + 1], np.empty(dim, np.float32)
+        for row in range(start - replays[seq], end):
+            if row == end - guesses[seq]:
+                state = state.copy()
+            if row < start:
+                inputs = kept[slots[seq], replays[seq] + row - start]
+                by, to = inputs[xbc.shape[1] + h], unread
+            else:
+                inputs, by = xbc[row], dt[row, dt_col + h]
+                to = out[row, h * dim : (h + 1) * dim]
+            step = _softplus(by + dt_bias[h])
             decay = np.exp(step * a[h])
-            b, c = xbc[row, b_first : b_first + n_keys], xbc[row, c_first : c_first + n_keys]
-            x, to = xbc[row, h * dim : (h + 1) * dim], out[row, h * dim : (h + 1) * dim]
+            b, c = inputs[b_first : b_first + n_keys], inputs[c_first : c_first + n_keys]
+            x = inputs[h * dim : (h + 1) * dim]
             _recur(state, decay, step, False, b, c, x, write, to)
             for i in range(dim):
                 to[i] += skip[h] * x[i]

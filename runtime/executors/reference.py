@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import ModelError
 from ..ops import EmbedBy, KvType, OpKind, RopeStyle, RowKind
 from ..plan import Op, Plan, PlanTensor
-from ..step import Step, check_adapters
+from ..step import MOST_GUESSES, Step, check_adapters
 from ..weights import WeightSource, decoded_rows, finite_values
 from .reference_experts import expert_glu, expert_sum, router
 from .reference_math import (
@@ -57,6 +57,7 @@ class ReferenceExecutor:
         kv_type: KvType = KvType.F16,
         n_window_blocks: int | None = None,
         n_states: int = 1,
+        n_guesses: int = MOST_GUESSES,
     ) -> None:
         self.plan = plan
         self.weights = weights
@@ -84,8 +85,9 @@ class ReferenceExecutor:
             else np.zeros((n, k.kv_heads, k.value_dim), dtype)
             for keys, (n, k) in zip(self._keys, layers, strict=True)
         ]
-        self.n_states = n_states if plan.states else 0
+        self.n_states, self.n_guesses = n_states if plan.states else 0, n_guesses
         self.states = [np.zeros((self.n_states, width), np.float32) for width in plan.states]
+        self.guesses = [np.zeros((self.n_states, n_guesses, n), np.float32) for n in plan.inputs]
         self._run_op = self._op_methods()
 
     def _op_methods(self) -> dict[OpKind, Callable[[Run, Op], None]]:

@@ -465,7 +465,28 @@ def _state_steps() -> list[Step]:
     ] + [
         replace(make_step([Chunk([3, 1, 4, 1], 0, [0])]), states=np.array([5], np.int32)),
         replace(make_step([Chunk([5, 9], 4, [0])]), states=np.array([5], np.int32)),
+        *_guessing_steps(),
     ]
+
+
+def _guessing_steps() -> list[Step]:
+    """Rows that are guesses, of which the next step takes all, some or none."""
+    plan = (  # of each sequence: rows, those before, guesses, replays
+        ((7, 0, 3, 0), (3, 0, 2, 0), (9, 0, 0, 0)),
+        ((5, 6, 4, 2), (1, 1, 0, 0), (6, 9, 5, 0)),
+        ((3, 11, 0, 4), (4, 2, 1, 0), (1, 11, 0, 1)),
+        ((1, 14, 0, 0), (1, 6, 0, 1), (2, 12, 0, 0)),
+    )
+    blocks, steps = ([7, 2], [0, 11], [3, 8]), []
+    for at, texts in enumerate(plan):
+        chunks = [
+            Chunk([(5 * i + 11 * s + 3 * at) % _VOCAB for i in range(n)], n_past, blocks[s])
+            for s, (n, n_past, *_) in enumerate(texts)
+        ]
+        *_, guesses, replays = np.array(texts, np.int32).T.copy()
+        states = np.array([3, 0, 5], np.int32)
+        steps.append(replace(make_step(chunks), states=states, guesses=guesses, replays=replays))
+    return steps
 
 
 def _mixed_steps() -> list[Step]:

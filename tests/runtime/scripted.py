@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from martlet.runtime.step import Step
+from martlet.runtime.step import MOST_GUESSES, Step
 
 Script = Callable[[np.ndarray], "int | np.ndarray"]
 """(n,) token ids of a sequence so far -> its next token id, or (vocab_size,) float32 logits."""
@@ -66,6 +66,7 @@ class ScriptedExecutor:
         window: int = 0,
         n_window_blocks: int | None = None,
         n_states: int = 0,
+        n_guesses: int = MOST_GUESSES,
         logits_width: int = VOCAB_SIZE + 4,
         seconds_per_step: float = 0.0,
         on_step: Callable[[Step], None] | None = None,
@@ -79,7 +80,8 @@ class ScriptedExecutor:
         self.steps: list[Step] = []
         self.is_closed = False
         self.window, self.n_window_blocks = window, (window and n_window_blocks) or n_blocks
-        self.n_states = n_states
+        self.n_states, self.n_guesses = n_states, n_guesses
+        self._guesses = [np.empty(0, np.int32)] * n_states  # of the last step, by slot
         self.sees_ahead = False
         self._states = [np.full(1, UNWRITTEN, np.int32)] * n_states
         self._slots = np.full(n_blocks * block_tokens, UNWRITTEN, np.int32)
@@ -156,15 +158,22 @@ class ScriptedExecutor:
 
     def _advance_state(self, step: Step, seq: int) -> None:
         """A state is all tokens before the position it is of, as keys and values show them."""
+        n_guesses, n_replays = int(step.guesses[seq]), int(step.replays[seq])
         if not self.n_states:
             return
         slot, rows = step.states[seq], slice(step.seq_start[seq], step.seq_start[seq + 1])
         assert 0 <= slot < self.n_states
         start = int(step.positions[rows][0])
         before = self._states[slot] if start else np.empty(0, np.int32)
+        assert n_replays <= len(self._guesses[slot]), "guesses that were never computed"
+        before = np.concatenate((before, self._guesses[slot][:n_replays]))
         seen = self._slots[self._slots_of(step.block_table[seq], np.arange(start))]
         assert before.tolist() == seen.tolist(), "the state is that of another place"
-        self._states[slot] = np.concatenate((before, step.tokens[rows]))
+        assert n_guesses <= self.n_guesses
+        tokens = step.tokens[rows]
+        kept, self._guesses[slot] = np.split(tokens, [len(tokens) - n_guesses])
+        assert len(kept), "a sequence of guesses alone"
+        self._states[slot] = np.concatenate((before, kept))
 
     def copy_state(self, src: int, dst: int) -> None:
         self._states[dst] = self._states[src]

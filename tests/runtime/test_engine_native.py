@@ -158,7 +158,7 @@ def test_logits_are_those_of_a_solo_run(
         least_parts = window_blocks(DIMS.window, BLOCK) + -(-step_rows // BLOCK)
         n_parts = min(n_blocks, least_parts + n_spare_parts)
     speculation = None
-    if guesses and arch not in RECURRENT:
+    if guesses:
         outputs = {str(i): alone(arch, kv_type, visit[0])[1] for i, visit in enumerate(visits)}
         speculation = always(guesses[0], outputs, guesses[1])
     for life in range(2):

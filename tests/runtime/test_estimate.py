@@ -16,11 +16,12 @@ from martlet.runtime.executors.native import NativeExecutor
 from martlet.runtime.model import size_pool
 from martlet.runtime.models import record_plan
 from martlet.runtime.ops import KvType
-from martlet.runtime.step import Step
+from martlet.runtime.state_slots import SPARE_STATES
+from martlet.runtime.step import MOST_GUESSES, Step
 
 from ..recorded import recorded_model
 from .native_library import IS_SANITIZED  # skips the file where there is no native library
-from .tiny import BLOCK_FORMATS, FLOAT_FORMATS, TinyDims, tiny_model
+from .tiny import BLOCK_FORMATS, FLOAT_FORMATS, TinyDims, TinyModel, tiny_model
 
 FOLDER = os.environ.get("MARTLET_TEST_MODELS")
 
@@ -64,6 +65,24 @@ def test_layers_of_a_large_pool_enter_new_pages_in_turns_and_not_at_one_block() 
     ends = [executor.run(decode_step(block)).tobytes() for block in (0, n_blocks - 1)]
     assert ends[0] == ends[1]
     executor.close()
+
+
+def test_states_and_what_takes_guesses_back_are_allocated_as_estimated() -> None:
+    model = TinyModel(*recorded_model("qwen35", "Q8_0"))
+    plan = model.plan()
+    sizes = {"n_blocks": 2, "n_threads": 1, "n_states": 3}
+    for n_guesses in (0, 8):
+        executor = NativeExecutor(plan, model.weights, n_guesses=n_guesses, **sizes)
+        n_layers = 3 * len(plan.states)  # each part begins on a cache line
+        for found, expected in (
+            (executor.state_bytes, 3 * plan.state_bytes),
+            (executor.guess_bytes, 3 * n_guesses * plan.guess_bytes),
+        ):
+            assert expected <= found <= expected + 64 * n_layers
+        executor.close()
+    found = estimated(1 << 30, plan=plan)
+    assert found.guesses == (2 + SPARE_STATES) * MOST_GUESSES * plan.guess_bytes > 0
+    assert estimated(1 << 30, plan=plan, n_guesses=0).total == found.total - found.guesses
 
 
 def decode_step(block: int) -> Step:
@@ -124,7 +143,7 @@ def test_attention_kinds(kv_heads: int, kind: str) -> None:
 def estimated(available: int, **options: Any) -> formulas.MemoryEstimate:
     given: dict[str, Any] = {"context": 64, "sequences": 2, "context_train": 10**6, **options}
     return formulas.estimate(
-        tiny_model("llama").plan(),
+        given.pop("plan", None) or tiny_model("llama").plan(),
         block_tokens=32,
         kv_type=KvType.F16,
         n_threads=2,

@@ -13,8 +13,9 @@ from martlet.runtime.errors import ModelError
 from martlet.runtime.executors.native import Library, NativeExecutor, NativeUnavailable
 from martlet.runtime.step import Step
 
+from ..recorded import recorded_model
 from .native_library import ISAS, LIBRARY
-from .tiny import Chunk, TinyDims, make_step, run_tokens, tiny_model
+from .tiny import Chunk, TinyDims, TinyModel, make_step, run_tokens, tiny_model
 
 VOCAB_SIZE = 40
 MAX_ROWS = 16
@@ -80,6 +81,32 @@ def test_a_step_that_leaves_its_arrays_is_refused(executor: NativeExecutor, case
     with pytest.raises(ModelError, match=message):
         executor.run(replace(GOOD, **changed))
     np.testing.assert_array_equal(executor.run(GOOD), expected)
+
+
+RECURRENT = TinyModel(*recorded_model("lfm2", "Q8_0"))
+GUESSING = {
+    "a slot above": ({"states": ints(0, 2)}, "state of sequence 1 is 2, there are 2"),
+    "one slot for two": ({"states": ints(1, 1)}, "sequences 0 and 1 share state 1"),
+    "guesses alone": ({"guesses": ints(3, 0)}, "3 of 3 rows of sequence 0 are guesses"),
+    "fewer than none": ({"guesses": ints(0, -1)}, "-1 of 1 rows of sequence 1"),
+    "more than are kept": ({"replays": ints(0, 3)}, "3 guesses were right .* 20 .* at most 2"),
+    "before the start": ({"positions": ints(2, 3, 4, 20), "replays": ints(2, 0)}, "2 guesses were"),
+    "a negative replay": ({"replays": ints(-1, 0)}, "-1 guesses were right"),
+    "a short array": ({"replays": ints(0)}, "2 sequences, but 1 replays"),
+}
+
+
+def test_guesses_that_states_have_no_room_for_are_refused() -> None:
+    sizes = {"n_blocks": N_BLOCKS, "block_tokens": BLOCK_TOKENS, "n_threads": 1, "n_guesses": 2}
+    executor = NativeExecutor(RECURRENT.plan(MAX_ROWS), RECURRENT.weights, n_states=2, **sizes)
+    good = replace(GOOD, guesses=ints(2, 0))
+    for changed, message in GUESSING.values():
+        executor.run(good)
+        with pytest.raises(ModelError, match=message):
+            executor.run(replace(good, **changed))
+    executor.close()
+    with pytest.raises(ModelError, match="65 guessed rows of a sequence: use 0 to 64"):
+        NativeExecutor(RECURRENT.plan(MAX_ROWS), RECURRENT.weights, **{**sizes, "n_guesses": 65})
 
 
 def test_too_many_rows_are_refused(executor: NativeExecutor) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from martlet.runtime.drafts import LEAST_MATCH, Draft, PromptLookup, copied
-from martlet.runtime.errors import RequestError, UnsupportedError
+from martlet.runtime.errors import RequestError
 from martlet.runtime.grammar import Grammars, json_grammar
 from martlet.runtime.sampling import SamplingParams
 from martlet.runtime.speculation import MOST, PROBE_EVERY, Speculation, speculation_of
@@ -66,6 +66,7 @@ def said(visits: list[dict[str, Any]], speculation: Any, **options: Any) -> list
     step_rows=st.sampled_from([4, 9, 64]),
     prefix_reuse=st.booleans(),
     window=st.sampled_from([0, 5]),
+    n_states=st.sampled_from([0, 0, 1, 2, 9]),
 )
 @settings(max_examples=80, deadline=None)
 def test_guesses_change_no_token(
@@ -76,14 +77,16 @@ def test_guesses_change_no_token(
     step_rows: int,
     prefix_reuse: bool,
     window: int,
+    n_states: int,
 ) -> None:
     plain = said([{**visit, "cancelled_at": None} for visit in visits], None)
     outputs = {str(i): answer.ids for i, answer in enumerate(plain)}
-    executor = {"block_tokens": 4, "n_blocks": n_blocks}
+    executor = {"block_tokens": 4, "n_blocks": n_blocks, "n_states": n_states}
     if window:
         executor |= {"window": window, "n_window_blocks": n_blocks - 4}
     speculation = always(length, outputs, accuracy)
     options = {"executor": executor, "step_rows": step_rows, "prefix_reuse": prefix_reuse}
+    options["state_every"] = 8
     for visit, found, expected in zip(
         visits, said(visits, speculation, **options), plain, strict=True
     ):
@@ -97,7 +100,7 @@ def test_guesses_change_no_token(
     counts = speculation.counts
     assert 0 <= counts.accepted <= counts.drafted
     assert accuracy or not counts.accepted
-    event(f"accepted {counts.accepted > 0}, drafted {counts.drafted > 0}")
+    event(f"states {n_states > 0}, accepted {counts.accepted > 0}, drafted {counts.drafted > 0}")
 
 
 def test_right_guesses_save_steps_and_are_told() -> None:
@@ -147,9 +150,33 @@ def test_a_rejected_guess_is_never_found_by_others() -> None:
             assert 250 not in np.frombuffer(prefix.content, "<i4")
 
 
-def test_models_with_states_refuse() -> None:
-    with pytest.raises(UnsupportedError, match="recurrent layers cannot take back"):
-        engine_of(executor={"n_states": 4}, speculation=always(1, {}, 1.0))
+def test_recurrent_layers_take_back_as_many_as_they_have_room_for() -> None:
+    """Their snapshots are those of texts without guesses: no guess passes the place of one."""
+    solo, _ = engine_of(hashed(90), context=200)
+    plain = ask(solo, [1, 2, 3], max_tokens=60, ignore_eos=True)
+    run_all(solo)
+    options = {"block_tokens": 4, "n_states": 9, "n_guesses": 3}
+    speculation = always(8, {"a": plain.ids}, 1.0)
+    engine, executor = engine_of(
+        hashed(90), context=200, state_every=16, executor=options, speculation=speculation
+    )
+    answer = ask(engine, [1, 2, 3], max_tokens=60, ignore_eos=True, request_id="a")
+    run_all(engine)
+    assert answer.ids == plain.ids
+    assert max(step.n_rows for step in executor.steps) == 4
+    assert speculation.counts.accepted == speculation.counts.drafted
+    again = ask(engine, [1, 2, 3, *plain.ids, 5], max_tokens=1)
+    run_all(engine)
+    assert again.finish.n_cached == 48, "a state was kept at 16, 32 and 48"
+
+
+def test_room_for_guesses_is_asked_for_when_a_model_is_opened() -> None:
+    small = ScriptedExecutor(hashed(), n_states=2, n_guesses=2)
+    assert speculation_of("2", small) is not None
+    assert speculation_of("off", small) is None
+    for wish in ("3", "auto"):
+        with pytest.raises(RequestError, match="room to take back 2 guesses"):
+            speculation_of(wish, small)
 
 
 def test_a_drafter_that_fails_costs_guesses_and_no_answer() -> None:
@@ -271,13 +298,25 @@ def test_costs_are_measured_in_steps_of_the_executor() -> None:
     assert {step.n_rows for step in executor.steps} == {1, 2, 3, 4, 6}
 
 
+@pytest.mark.parametrize(("n_states", "most"), [(1, 8), (2, 16)])
+def test_costs_are_those_of_right_guesses(n_states: int, most: int) -> None:
+    """States are brought up to them: the script asserts that each step has the state it needs."""
+    executor = ScriptedExecutor(hashed(), n_states=n_states)
+    ticks = iter(range(10_000))
+    costs = StepCosts.measure(executor, clock=lambda: float(next(ticks)))
+    assert costs.most == most
+    assert max(step.guesses.max() for step in executor.steps) == 7
+    assert max(step.replays.max() for step in executor.steps) == 7
+    assert {step.n_seqs for step in executor.steps if step.n_rows > 8} <= {2}
+
+
 @pytest.mark.parametrize("bad", ["", "0", "9", "-1", "2.5", "yes"])
 def test_wishes_that_are_none_are_refused(bad: str) -> None:
     with pytest.raises(RequestError, match="expected auto, off or 1 to 8"):
         speculation_of(bad, ScriptedExecutor(hashed()))
 
 
-def test_auto_guesses_where_guesses_can_be_taken_back() -> None:
+def test_auto_guesses_where_steps_are_worth_a_choice() -> None:
     slow = ScriptedExecutor(hashed(), seconds_per_step=0.003)
     found = speculation_of("auto", slow)
     assert found is not None
@@ -285,7 +324,9 @@ def test_auto_guesses_where_guesses_can_be_taken_back() -> None:
     slow.seconds_per_step = 0.0
     assert speculation_of("auto", slow) is None, "the choice would take longer than the step"
     assert speculation_of("off", ScriptedExecutor(hashed())) is None
-    assert speculation_of("auto", ScriptedExecutor(hashed(), n_states=2)) is None
+    assert speculation_of("auto", ScriptedExecutor(hashed(), n_states=2)) is None, "as fast"
+    slow = ScriptedExecutor(hashed(), n_states=2, seconds_per_step=0.003)
+    assert speculation_of("auto", slow) is not None
     assert speculation_of("auto", ScriptedExecutor(hashed()), generates=False) is None
     fixed = speculation_of("3", ScriptedExecutor(hashed()))
     assert fixed is not None
