@@ -1,7 +1,7 @@
-"""What the engine tells the owner of a request, and what its time stamps mean.
+"""What the engine tells the owner of a request.
 
-Owns: the event records and the definitions of queue, prefill, decode, ttft, tpot and end to end.
-Must not know: how events travel (server) or who makes them (engine).
+Owns: the event records. Must not know: how events travel (server), who makes them (engine), what
+the figures of a request mean (latency).
 
 All events of a request are passed to its `on_event` from the engine thread, in order; the last
 one is always exactly one FinishEvent.
@@ -15,71 +15,12 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from .latency import Timings
 from .prefix_index import Miss
 from .service import Service
 
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "deadline", "error"]
 FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "cancelled", "deadline", "error")
-
-NS_PER_MS = 1_000_000
-
-
-@dataclass(frozen=True)
-class Timings:
-    """Where the time of one request went, in milliseconds of the monotonic clock.
-
-    Every moment belongs to exactly one of three phases, which meet without a gap:
-
-    arrival --queue--> first scheduled --prefill--> first token --decode--> end
-
-    `end` is the last token's stamp for "stop" and "length", else the moment of the cancellation,
-    deadline or error. A phase that was not reached is 0. Waiting after a preemption stays in its
-    phase.
-    """
-
-    queue_ms: float
-    """From arrival, at its owner or else in `submit`, to the first step that holds a row of it."""
-    prefill_ms: float
-    """From then until the first output token was drawn."""
-    decode_ms: float
-    """From the first output token to the end."""
-    n_output: int
-    """Output tokens, an end-of-generation token included."""
-
-    @classmethod
-    def from_stamps(
-        cls,
-        *,
-        arrived: int,
-        scheduled: int | None,
-        first_token: int | None,
-        end: int,
-        n_output: int,
-    ) -> Timings:
-        """From time.monotonic_ns stamps; None where that moment never came."""
-        scheduled = end if scheduled is None else scheduled
-        first_token = end if first_token is None else first_token
-        return cls(
-            queue_ms=(scheduled - arrived) / NS_PER_MS,
-            prefill_ms=(first_token - scheduled) / NS_PER_MS,
-            decode_ms=(end - first_token) / NS_PER_MS,
-            n_output=n_output,
-        )
-
-    @property
-    def ttft_ms(self) -> float | None:
-        """Time to first token: queue + prefill. None without any token."""
-        return self.queue_ms + self.prefill_ms if self.n_output else None
-
-    @property
-    def tpot_ms(self) -> float | None:
-        """Time per output token after the first: decode ÷ (n - 1). None below two tokens."""
-        return self.decode_ms / (self.n_output - 1) if self.n_output > 1 else None
-
-    @property
-    def end_to_end_ms(self) -> float:
-        """Arrival to end; exactly the sum of the three phases, by construction."""
-        return self.queue_ms + self.prefill_ms + self.decode_ms
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ import numpy.typing as npt
 
 from .block_table import BlockTable
 from .constraint import Constraint
-from .events import NS_PER_MS, Event, FinishEvent, FinishReason, Timings, Trace
+from .events import Event, FinishEvent, FinishReason, Trace
+from .latency import NS_PER_MS, Timings
 from .pooling import Pooled
 from .prefix_index import Miss
 from .prompt_scores import PromptScores

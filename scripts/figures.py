@@ -1,23 +1,22 @@
-"""The latency figures of one finished request, with their definitions, as a line and as JSON.
-Owns names and wording; the stamps themselves are the engine's."""
+"""The latency figures of one finished request, with their meanings, as a line and as JSON.
+Owns the wording of the line; what the figures mean is said in runtime/latency.py."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from martlet.runtime import latency
+from martlet.runtime.latency import rate_per_s
+
 if TYPE_CHECKING:
     from martlet.runtime.events import FinishEvent
 
-DEFINITIONS = {
-    "ttft_ms": "from submitting the prompt's ids to the first token (queue + prefill)",
-    "tpot_ms": "decode time / (output tokens - 1)",
+TOLD = ("queue_ms", "prefill_ms", "decode_ms", "end_to_end_ms", "ttft_ms", "tpot_ms")
+MEANINGS = {
+    **{name: latency.DEFINITIONS[name].meaning for name in TOLD},
     "tokens_per_s": "1000 / tpot_ms",
-    "prefill_tokens_per_s": "prompt tokens computed (not cached) / prefill time",
+    "prefill_tokens_per_s": "Prompt tokens computed (not cached) / prefill time.",
 }
-
-
-def rate_per_s(count: float, span_ms: float | None) -> float | None:
-    return 1000 * count / span_ms if span_ms else None
 
 
 def figures(finish: FinishEvent) -> dict[str, Any]:
@@ -28,12 +27,7 @@ def figures(finish: FinishEvent) -> dict[str, Any]:
         "n_output": finish.n_output,
         "finish_reason": finish.reason,
         "seed": finish.seed,
-        "queue_ms": timings.queue_ms,
-        "prefill_ms": timings.prefill_ms,
-        "decode_ms": timings.decode_ms,
-        "end_to_end_ms": timings.end_to_end_ms,
-        "ttft_ms": timings.ttft_ms,
-        "tpot_ms": timings.tpot_ms,
+        **{name: getattr(timings, name) for name in TOLD},
         "tokens_per_s": rate_per_s(1, timings.tpot_ms),
         "prefill_tokens_per_s": rate_per_s(finish.n_prompt - finish.n_cached, timings.prefill_ms),
     }

@@ -14,8 +14,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from martlet.quant.errors import MartletError
+from martlet.runtime.latency import rate_per_s
 from martlet.scripts.console import note, write_text
-from martlet.scripts.figures import figures_line, rate_per_s
+from martlet.scripts.figures import figures_line
 
 STOP_S = 10
 JSON_TYPE = "application/json"

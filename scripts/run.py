@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from martlet.scripts import options
 from martlet.scripts.console import EXIT_INTERRUPTED, note, print_json, write_text
-from martlet.scripts.figures import DEFINITIONS, figures, figures_line
+from martlet.scripts.figures import MEANINGS, figures, figures_line
 
 
 @options.with_load_options
@@ -55,7 +55,7 @@ def run(
         finish = stream(engine, ids, params, pieces.append if as_json else write_text)
         values = {**figures(finish), "executor": opened.executor.name}
     if as_json:
-        print_json({"text": "".join(pieces), **values, "definitions": DEFINITIONS})
+        print_json({"text": "".join(pieces), **values, "definitions": MEANINGS})
     else:
         write_text("\n")
         note(f"{figures_line(values)} · {values['executor']}")

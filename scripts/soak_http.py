@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, NamedTuple
 
+from martlet.runtime.aggregates import percentile
 from martlet.scripts.console import note
 
 PATH = "/v1/completions"
@@ -115,7 +116,7 @@ class HttpSoak:
         return (
             f"{n_whole} answers heard to the end, {len(self.heard) - n_whole} left before; "
             f"{self.n_tokens} events, {self.seconds:.0f} s; /health p50 "
-            f"{_percentile(self.health_ms, 50):.1f}, p99 {self.p99_ms:.1f}, worst "
+            f"{percentile(self.health_ms, 50) or 0:.1f}, p99 {self.p99_ms:.1f}, worst "
             f"{max(self.health_ms):.1f} ms of {len(self.health_ms)}; memory grew by "
             f"{self.grown / 1e6:.1f} MB to {max(self.sizes) / 1e6:.0f} MB after warm-up"
         )
@@ -126,7 +127,7 @@ class HttpSoak:
 
     @property
     def p99_ms(self) -> float:
-        return _percentile(self.health_ms, 99)
+        return percentile(self.health_ms, 99) or 0.0
 
     def _agree(self, nth: int) -> bool:
         """Whole answers are equal, and what those who left have heard is how they begin."""
@@ -252,7 +253,3 @@ def _words(draw: Random) -> str:
     letters = "aeioudnrstl"
     n = draw.randrange(1, MOST_PROMPT_WORDS)
     return "".join("".join(draw.choices(letters, k=draw.randrange(1, 8))) + " " for _ in range(n))
-
-
-def _percentile(values: list[float], percent: int) -> float:
-    return sorted(values)[min(len(values) * percent // 100, len(values) - 1)] if values else 0.0

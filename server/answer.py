@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..runtime.events import Event, FinishEvent, PromptEvent, TokenEvent, TokenLogprob
+from ..runtime.latency import rate_per_s
 from ..runtime.pooling import Hidden
 from .parts import CallPiece, Kind, Part, Run, begins_run, kind_of
 from .reasoning import Splitter, TextPart
@@ -173,7 +174,7 @@ def cache_miss(finish: FinishEvent) -> dict[str, Any] | None:
 
 
 def timings(finish: FinishEvent) -> dict[str, Any]:
-    """llama.cpp's names first, then ours (runtime.events.Timings). Undefined figures are null.
+    """llama.cpp's names first, then ours (runtime.latency.Timings). Undefined figures are null.
 
     Rates count what was computed: prompt tokens outside the cache over prefill, and output tokens
     after the first (which prefill yields) over decode.
@@ -185,10 +186,10 @@ def timings(finish: FinishEvent) -> dict[str, Any]:
         "cache_n": finish.n_cached,
         "cache_miss": cache_miss(finish),
         "prompt_ms": times.prefill_ms,
-        "prompt_per_second": _per_second(n_computed, times.prefill_ms),
+        "prompt_per_second": rate_per_s(n_computed, times.prefill_ms),
         "predicted_n": finish.n_output,
         "predicted_ms": times.decode_ms,
-        "predicted_per_second": _per_second(finish.n_output - 1, times.decode_ms),
+        "predicted_per_second": rate_per_s(finish.n_output - 1, times.decode_ms),
         "draft_n": finish.n_drafted,
         "draft_n_accepted": finish.n_draft_accepted,
         "queue_ms": times.queue_ms,
@@ -203,7 +204,3 @@ def slowest(choices: Sequence[Choice]) -> FinishEvent | None:
     """The end that the whole request waited for."""
     ends = [choice.finish for choice in choices if choice.finish]
     return max(ends, key=lambda end: end.timings.end_to_end_ms, default=None)
-
-
-def _per_second(count: int, ms: float) -> float | None:
-    return count / ms * 1000 if count > 0 and ms > 0 else None

@@ -1,7 +1,7 @@
 """Prometheus metrics of one app, in a registry of its own.
 
 Owns: names, HELP texts, buckets. Must not know: HTTP, how times are taken: they come from the
-engine's own stamps (runtime.events.Timings), counts from its stats.
+engine's own stamps (runtime.latency.Timings), counts from its stats.
 
 Latencies are those of requests that ended by "stop" or "length"; cancelled and failed ones only
 count in martlet_requests_total. A request without a second token has no time per output token.
@@ -19,6 +19,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from ..runtime.events import Event, FinishEvent, TokenEvent
+from ..runtime.latency import DEFINITIONS
 from ..runtime.stats import EngineStats
 
 NS_PER_S = 1e9
@@ -42,51 +43,19 @@ TOKEN_BUCKETS = (
 )
 # fmt: on
 
-# name, help, buckets, milliseconds of a finished request (None: the request has no such time)
-HISTOGRAMS: tuple[tuple[str, str, tuple[float, ...], Callable[[FinishEvent], float | None]], ...]
-HISTOGRAMS = (
-    (
-        "martlet_request_queue_seconds",
-        "From arrival (of the headers) to the first step that holds a row of the request.",
-        PHASE_BUCKETS,
-        lambda end: end.timings.queue_ms,
-    ),
-    (
-        "martlet_request_prefill_seconds",
-        "From the first step to the first output token.",
-        PHASE_BUCKETS,
-        lambda end: end.timings.prefill_ms,
-    ),
-    (
-        "martlet_request_decode_seconds",
-        "From the first output token to the last.",
-        PHASE_BUCKETS,
-        lambda end: end.timings.decode_ms,
-    ),
-    (
-        "martlet_time_to_first_token_seconds",
-        "From arrival to the first output token: queue + prefill.",
-        TTFT_BUCKETS,
-        lambda end: end.timings.ttft_ms,
-    ),
-    (
-        "martlet_request_time_per_output_token_seconds",
-        "Decode time / (output tokens - 1), per request; requests of one token are left out.",
-        TOKEN_BUCKETS,
-        lambda end: end.timings.tpot_ms,
-    ),
+# name, buckets, the figure of runtime.latency it shows of each finished request that has one
+HISTOGRAMS: tuple[tuple[str, tuple[float, ...], str], ...] = (
+    ("martlet_request_queue_seconds", PHASE_BUCKETS, "queue_ms"),
+    ("martlet_request_prefill_seconds", PHASE_BUCKETS, "prefill_ms"),
+    ("martlet_request_decode_seconds", PHASE_BUCKETS, "decode_ms"),
+    ("martlet_time_to_first_token_seconds", TTFT_BUCKETS, "ttft_ms"),
+    ("martlet_request_time_per_output_token_seconds", TOKEN_BUCKETS, "tpot_ms"),
     (
         "martlet_request_amortised_time_per_output_token_seconds",
-        "End-to-end time / output tokens, per request: waiting and prefill included.",
         TOKEN_BUCKETS,
-        lambda end: end.timings.end_to_end_ms / end.n_output if end.n_output else None,
+        "amortised_tpot_ms",
     ),
-    (
-        "martlet_e2e_request_latency_seconds",
-        "From arrival to the last output token: queue + prefill + decode.",
-        PHASE_BUCKETS,
-        lambda end: end.timings.end_to_end_ms,
-    ),
+    ("martlet_e2e_request_latency_seconds", PHASE_BUCKETS, "end_to_end_ms"),
 )
 
 # name, help, value
@@ -185,6 +154,10 @@ COUNTERS: tuple[tuple[str, str, str, Callable[[EngineStats], dict[str, float]]],
 )
 
 
+def meaning(figure: str) -> str:
+    return DEFINITIONS[figure].meaning
+
+
 class EngineCollector(Collector):
     """Reads the engine's stats when scraped; keeps nothing."""
 
@@ -218,12 +191,12 @@ class Metrics:
         self._model_name = model_name
         labels = ("model_name", "stream")
         self._histograms = [
-            (Histogram(name, text, labels, buckets=buckets, registry=self.registry), of)
-            for name, text, buckets, of in HISTOGRAMS
+            (Histogram(name, meaning(of), labels, buckets=buckets, registry=self.registry), of)
+            for name, buckets, of in HISTOGRAMS
         ]
         self._inter_token = Histogram(
             "martlet_inter_token_latency_seconds",
-            "Gap between two output tokens of a request; one sample per gap, all requests pooled.",
+            meaning("itl_ms"),
             labels,
             buckets=TOKEN_BUCKETS,
             registry=self.registry,
@@ -254,8 +227,8 @@ class Metrics:
                 return
             count_gaps(times)
             if isinstance(event, FinishEvent) and event.reason in ("stop", "length"):
-                for histogram, milliseconds in self._histograms:
-                    ms = milliseconds(event)
+                for histogram, figure in self._histograms:
+                    ms = getattr(event.timings, figure)
                     if ms is not None:
                         histogram.labels(*labels).observe(ms / MS_PER_S)
 

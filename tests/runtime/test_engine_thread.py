@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from martlet.runtime.engine import Engine
-from martlet.runtime.events import Event, FinishEvent, Timings
+from martlet.runtime.events import Event, FinishEvent
+from martlet.runtime.latency import Timings
 from martlet.runtime.sampling import SamplingParams
 
 from .harness import Answer, ask, engine_of, run_all

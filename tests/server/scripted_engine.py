@@ -21,10 +21,10 @@ from martlet.runtime.events import (
     Event,
     FinishEvent,
     FinishReason,
-    Timings,
     TokenEvent,
     TokenLogprob,
 )
+from martlet.runtime.latency import Timings
 from martlet.runtime.sampling_params import SamplingParams
 from martlet.runtime.stats import EngineStats
 from martlet.runtime.textstream import TextStream
