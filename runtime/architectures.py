@@ -134,6 +134,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "nemotron_h": _NEMOTRON,
     "nemotron_h_moe": replace(_NEMOTRON, experts=ExpertDefaults(Gating.SIGMOID)),
     "nomic-bert": Architecture(is_centered=True, is_causal=False),
+    "nomic-bert-moe": Architecture(is_centered=True, is_causal=False, experts=ExpertDefaults()),
     "olmo2": Architecture(local_every=4, plain_local_rope=True),
     "phi3": Architecture(),
     "qwen2": Architecture(),

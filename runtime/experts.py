@@ -47,11 +47,15 @@ def read_experts(keys: Keys, defaults: ExpertDefaults, ffn_dims: list[int]) -> l
         return [None] * n_layers
     first = keys.count("leading_dense_block_count", 0)
     every = keys.count("interleave_moe_layer_step", 1) or 1
+    second_of = keys.count("moe_every_n_layers", 0)  # of so many layers the second alone has them
     # Where files do not say how wide experts are, they are as wide as a dense layer would be.
     dims = keys.per_layer("expert_feed_forward_length", n_layers, ffn_dims, least=0)
+    has = [n >= first and (n + 1) % every == 0 for n in range(n_layers)]
+    if second_of:
+        has = [n % second_of == 1 for n in range(n_layers)]
     return [
-        _layer(keys, defaults, count, dim) if n >= first and (n + 1) % every == 0 else None
-        for n, dim in enumerate(dims)
+        _layer(keys, defaults, count, dim) if has_experts else None
+        for dim, has_experts in zip(dims, has, strict=True)
     ]
 
 

@@ -46,7 +46,7 @@ class Tokenizer:
         self.add_bos = family.forces_bos or flag(
             metadata, "add_bos_token", family.adds_bos(metadata)
         )
-        self.add_eos = flag(metadata, "add_eos_token", False)
+        self.add_eos = flag(metadata, "add_eos_token", family.add_eos)
         self.add_sep = flag(metadata, "add_sep_token", family.add_sep)
         self.eog_ids = find_eog(vocab, metadata, self.eos_id)
         self.vocab_size = len(vocab)

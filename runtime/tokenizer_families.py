@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from . import tokenizer_bpe, tokenizer_spm, tokenizer_wordpiece
+from . import tokenizer_bpe, tokenizer_spm, tokenizer_unigram, tokenizer_wordpiece
 from .pretokenizers import PRE_TOKENIZERS, pre_tokenizer
 from .tokenizer_vocab import TokenType, Vocab, flag, role_id
 
@@ -27,6 +27,7 @@ class Family:
     bos: int | None = None
     eos: int | None = None
     add_bos: bool = False
+    add_eos: bool = False
     add_sep: bool = False
     follows_pre: bool = False  # the pre-tokenizer's row decides how to cut and whether BOS is added
     space_prefix: bool = False
@@ -50,7 +51,14 @@ def _build_sentencepiece(vocab: Vocab, metadata: Mapping[str, Any]) -> Encoder:
     if unknown is None:
         unknown = next(iter(vocab.of_type(TokenType.UNKNOWN)), vocab.ids.get("<unk>"))
     prefix = flag(metadata, "add_space_prefix", True)
-    return tokenizer_spm.SentencePieceBPE(vocab, unknown_id=unknown, space_prefix=prefix)
+    return tokenizer_spm.sentencepiece_bpe(vocab, unknown_id=unknown, space_prefix=prefix)
+
+
+def _build_unigram(vocab: Vocab, metadata: Mapping[str, Any]) -> Encoder:
+    unknown = role_id(metadata, "unknown", vocab)
+    if unknown is None:
+        unknown = next(iter(vocab.of_type(TokenType.UNKNOWN)), None)
+    return tokenizer_unigram.sentencepiece_unigram(vocab, metadata, unknown_id=unknown)
 
 
 def _build_wordpiece(vocab: Vocab, metadata: Mapping[str, Any]) -> Encoder:
@@ -69,6 +77,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "gpt2": Family(_build_byte_level, tokenizer_bpe.token_bytes, bos=11, eos=11, follows_pre=True),
     "gemma4": Family(tokenizer_bpe.RawBPE, tokenizer_spm.token_bytes, forces_bos=True),
+    "t5": Family(_build_unigram, tokenizer_spm.token_bytes, eos=1, add_eos=True, space_prefix=True),
     "bert": Family(
         _build_wordpiece,
         tokenizer_wordpiece.token_bytes,

@@ -1,4 +1,5 @@
-r"""SentencePiece BPE (`tokenizer.ggml.model` = "llama"): merges by score, unknown text as bytes.
+r"""SentencePiece models, and BPE (`tokenizer.ggml.model` = "llama"): merges by score, unknown text
+as bytes. Unigram (tokenizer_unigram.py) is another algorithm of the same library.
 
 Owns: turning a token table into a SentencePiece model, and its token-to-bytes rule.
 Must not know: special tokens, BOS, prefix rules of templates. Called by tokenizer.py.
@@ -10,8 +11,11 @@ deep, so it is written here by hand. Field layout (sentencepiece_model.proto):
     ModelProto      1: SentencePiece*   2: TrainerSpec   3: NormalizerSpec
     SentencePiece   1: text             2: score (f32)   3: type (same numbers as GGUF's)
     TrainerSpec     3: model_type       35: byte_fallback
-    NormalizerSpec  3: add_dummy_prefix 4: remove_extra_whitespaces   5: escape_whitespaces
+    NormalizerSpec  2: precompiled_charsmap   3: add_dummy_prefix
+                    4: remove_extra_whitespaces   5: escape_whitespaces
 """
+
+from dataclasses import dataclass
 
 import sentencepiece
 
@@ -19,15 +23,34 @@ from .errors import FileFormatError, RequestError
 from .tokenizer_special import SPACE_MARK
 from .tokenizer_vocab import TokenType, Vocab, check_byte_tokens
 
-_BPE = 2
+UNIGRAM, BPE = 1, 2
 _N_BYTES = 256
 
 
-class SentencePieceBPE:
-    def __init__(self, vocab: Vocab, *, unknown_id: int | None, space_prefix: bool) -> None:
-        self._vocab_size = len(vocab)
-        self._prefix = " " if space_prefix else ""
-        proto = model_proto(vocab, unknown_id)
+@dataclass(frozen=True)
+class Normalizer:
+    """What becomes of a text before it is cut."""
+
+    charsmap: bytes = b""  # the library's own form of a table of replacements
+    space_prefix: bool = False
+    single_spaces: bool = False  # runs of spaces become one, none is left at the ends
+
+
+class SentencePiece:
+    """One of the library's algorithms over a token table."""
+
+    def __init__(
+        self,
+        vocab: Vocab,
+        *,
+        unknown_id: int | None,
+        algorithm: int,
+        normalizer: Normalizer,
+        prefix: str = "",
+    ) -> None:
+        """prefix: what stands before every text, normalized like it."""
+        self._vocab_size, self._prefix = len(vocab), prefix
+        proto = model_proto(vocab, unknown_id, algorithm, normalizer)
         try:
             self._sp = sentencepiece.SentencePieceProcessor(model_proto=proto)
         except RuntimeError as error:
@@ -51,11 +74,21 @@ def token_bytes(text: str, type_: int) -> bytes:
     return text.replace(SPACE_MARK, " ").encode("utf-8", "surrogateescape")
 
 
-def model_proto(vocab: Vocab, unknown_id: int | None) -> bytes:
+def sentencepiece_bpe(vocab: Vocab, *, unknown_id: int | None, space_prefix: bool) -> SentencePiece:
+    """The prefix comes before every text, one that begins with a space as well."""
+    prefix = " " if space_prefix else ""
+    return SentencePiece(
+        vocab, unknown_id=unknown_id, algorithm=BPE, normalizer=Normalizer(), prefix=prefix
+    )
+
+
+def model_proto(
+    vocab: Vocab, unknown_id: int | None, algorithm: int, normalizer: Normalizer
+) -> bytes:
     """The token table as a serialized SentencePiece model."""
     check_byte_tokens(vocab)
     if vocab.scores is None:
-        raise FileFormatError("tokenizer.ggml.scores is missing; a `llama` tokenizer needs it")
+        raise FileFormatError("tokenizer.ggml.scores is missing; this kind of tokenizer needs it")
     texts = _library_texts(vocab)
     types = _library_types(vocab, unknown_id)
     score_bytes = vocab.scores.astype("<f4").tobytes()
@@ -72,10 +105,13 @@ def model_proto(vocab: Vocab, unknown_id: int | None) -> bytes:
         unknown = b"\x0a\x01\xff" + tails[TokenType.UNKNOWN]
         parts.append(b"\x0a" + _varint(len(unknown)) + unknown)
     has_all_bytes = types.count(TokenType.BYTE) == _N_BYTES
-    trainer = _varint_field(3, _BPE) + _varint_field(35, has_all_bytes)
-    normalizer = _varint_field(3, 0) + _varint_field(4, 0) + _varint_field(5, 1)
+    trainer = _varint_field(3, algorithm) + _varint_field(35, has_all_bytes)
+    charsmap = normalizer.charsmap
+    rules = (b"\x12" + _varint(len(charsmap)) + charsmap) if charsmap else b""
+    rules += _varint_field(3, normalizer.space_prefix)
+    rules += _varint_field(4, normalizer.single_spaces) + _varint_field(5, 1)
     parts.append(b"\x12" + _varint(len(trainer)) + trainer)
-    parts.append(b"\x1a" + _varint(len(normalizer)) + normalizer)
+    parts.append(b"\x1a" + _varint(len(rules)) + rules)
     return b"".join(parts)
 
 

@@ -61,8 +61,12 @@ SIZES: dict[str, tuple[str, int, int, int]] = {
     "qwen3vlmoe": ("Qwen3-VL-30B-A3B", 48, 4, 128),
     "smollm3": ("SmolLM3 3B", 36, 4, 128),
 }
-# Tested as the checkpoint of another architecture, under this one's names.
-ALIKE = {"bailingmoe2": "glm4moe", "qwen3vlmoe": "qwen3moe"}
+# Tested without a checkpoint of their own, as transformers has no such class or none that is small.
+OTHERWISE = {
+    "bailingmoe2": "glm4moe, renamed",
+    "nomic-bert-moe": "its formula in NumPy",
+    "qwen3vlmoe": "qwen3moe, renamed",
+}
 _ORDERS: dict[Callable[..., None], str] = {
     dense.pre_norm: "norms before",
     dense.post_norm: "norms behind",
@@ -166,7 +170,7 @@ def _tests(name: str) -> str:
             continue
         if family_of(recipe["model"], recipe["config"]).arch == name:
             found.append(path.stem)
-    return ", ".join(found) or f"{ALIKE[name]}, renamed"
+    return ", ".join(found) or OTHERWISE[name]
 
 
 def written_into(page: str) -> str:

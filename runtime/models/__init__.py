@@ -64,6 +64,7 @@ RECORDERS: dict[str, Recorder] = {
     "nemotron_h": mamba2.nemotron_h,
     "nemotron_h_moe": mamba2.nemotron_h,
     "nomic-bert": partial(encoders.post_norm, is_gated=True, activation=Activation.SILU),
+    "nomic-bert-moe": partial(encoders.post_norm, is_gated=False, activation=Activation.GELU_ERF),
     "olmo2": partial(dense.post_norm, style=HALF, head_norm=HeadNorm.WHOLE),
     "phi3": partial(dense.pre_norm, style=HALF),
     "qwen2": partial(dense.pre_norm, style=HALF),

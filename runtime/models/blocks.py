@@ -139,13 +139,19 @@ class Recording:
         """down(activation(up x)) of layer n."""
         return self._plain(n, x, activation, "", self.config.layers[n].ffn_dim, add_to)
 
-    def feed_forward(self, n: int, x: int, activation: Activation, *, add_to: int = -1) -> int:
-        """gated_mlp, or in layers that have experts those, and the one that is shared."""
+    def feed_forward(
+        self, n: int, x: int, activation: Activation, *, is_gated: bool = True, add_to: int = -1
+    ) -> int:
+        """gated_mlp or plain_mlp, or in layers that have experts those, and the one that is
+        shared."""
         experts = self.config.layers[n].experts
         if experts is None:
-            return self.gated_mlp(n, x, activation, add_to=add_to)
+            mlp = self.gated_mlp if is_gated else self.plain_mlp
+            return mlp(n, x, activation, add_to=add_to)
         logits = self.router_logits(n, x, experts)
-        out = self.routed(n, x, experts, activation, logits=logits, add_to=add_to)
+        out = self.routed(
+            n, x, experts, activation, logits=logits, is_gated=is_gated, add_to=add_to
+        )
         if not experts.shared_dim:
             return out
         gate = self.plan.optional(f"blk.{n}.ffn_gate_inp_shexp.weight", self.config.dim)
@@ -238,10 +244,12 @@ class Recording:
         *,
         logits: int,
         shares: int = -1,
+        is_gated: bool = True,
         add_to: int = -1,
     ) -> int:
         """What the experts of layer n that these logits choose make of rows x."""
         p, dim = self.plan, self.config.dim
+        alone = not is_gated or activation in UNGATED
 
         def weight(part: str, rows: int, cols: int) -> int:
             return p.weight(f"blk.{n}.ffn_{part}_exps.weight", e.count, rows, cols)
@@ -262,7 +270,7 @@ class Recording:
             scale=e.scale,
         )
         biases = bias("gate", e.dim), bias("up", e.dim)
-        if activation in UNGATED:
+        if alone:
             matrices, biases = (weight("up", e.dim, dim), -1), (biases[1], -1)
         elif self.weights.shape(f"blk.{n}.ffn_gate_up_exps.weight") is not None:
             matrices = weight("gate_up", 2 * e.dim, dim), -1
@@ -272,7 +280,7 @@ class Recording:
             *(x, chosen, *matrices),
             biases=biases,
             activation=activation,
-            alone=activation in UNGATED,
+            alone=alone,
             precise=self._is_precise(n, "gate_up"),
         )
         return p.expert_sum(

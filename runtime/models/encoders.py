@@ -15,11 +15,10 @@ HALF, GELU = RopeStyle.HALF, Activation.GELU_ERF
 def post_norm(r: Recording, *, is_gated: bool, activation: Activation) -> None:
     """Norms behind, LayerNorm, learned segments; rope of halves or learned positions."""
     x = _embed(r)
-    mlp = r.gated_mlp if is_gated else r.plain_mlp
     for n in range(r.config.n_layers):
         r.attention(n, x, HALF, add_to=x)
         x = r.norm(x, f"blk.{n}.attn_output_norm")
-        mlp(n, x, activation, add_to=x)
+        r.feed_forward(n, x, activation, is_gated=is_gated, add_to=x)
         x = r.norm(x, f"blk.{n}.layer_output_norm")
     r.hidden(x)
 

@@ -47,7 +47,7 @@ def test_a_missing_or_unknown_pre_tokenizer_is_refused_with_the_known_ones():
     assert Tokenizer.from_metadata(metadata, pre="gpt-2").vocab_size == 267
 
 
-@pytest.mark.parametrize("model", ["t5", "rwkv", None, ["llama"]])
+@pytest.mark.parametrize("model", ["rwkv", None, ["llama"]])
 def test_an_unknown_algorithm_is_refused_with_the_known_ones(model):
     with pytest.raises(UnsupportedError, match=r"bert.*gemma4.*gpt2.*llama"):
         Tokenizer.from_metadata(v.spm() | {"tokenizer.ggml.model": model})
