@@ -3,8 +3,10 @@
 Owns: the small model's keys and values of each request, kept in step with what the request owns.
 Must not know: whether guesses pay, how they are checked.
 
-It always guesses its own likeliest token. After a guess it has computed rows of tokens that were
-perhaps not drawn: the next guess begins where the two texts part, and writes over the rest.
+It guesses its own likeliest token; where guesses stand by the rule of rejection.py, one that is
+drawn from what it says at the request's temperature. After a guess it has computed rows of tokens
+that were perhaps not drawn: the next guess begins where the two texts part, and writes over the
+rest.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ import numpy.typing as npt
 from .drafts import NO_DRAFT, Draft
 from .errors import RequestError, UnsupportedError
 from .model import Model
+from .rejection import Distribution, Guess, certain
 from .request import Request
+from .sampling import Logits, Use, kept_weights, keyed_uniform
 from .step import Step
 from .step_costs import StepCosts
 from .tokenizer import Tokenizer
@@ -79,7 +83,7 @@ class DraftModel:
         self._model.close()
 
     def propose(self, requests: Sequence[Request], most: int) -> list[Draft]:
-        drafts: dict[str, list[int]] = {}
+        drafts: dict[str, list[Guess]] = {}
         most_requests = self._executor.max_rows // FEW_ROWS
         able = [r for r in requests if self._knows(r) and self._has_room(r, most)][:most_requests]
         waiting: dict[str, list[int]] = {}
@@ -95,12 +99,11 @@ class DraftModel:
         for _ in range(most if able else 0):
             logits = self._run(reads, list(waiting.values()), wants=True)
             best: list[int] = logits[:, : self._n_words].argmax(axis=1).tolist()
-            for name, token in zip(drafts, best, strict=True):
-                drafts[name].append(token)
-                waiting[name] = [token]
-        return [
-            Draft(drafts[request.id]) if request.id in drafts else NO_DRAFT for request in requests
-        ]
+            for request, row, best_id in zip(able, logits[:, : self._n_words], best, strict=True):
+                guess = guessed(request, row, best_id, len(drafts[request.id]))
+                drafts[request.id].append(guess)
+                waiting[request.id] = [guess.token]
+        return [_draft_of(drafts.get(request.id, ())) for request in requests]
 
     def _knows(self, request: Request) -> bool:
         """The larger vocabulary may have tokens that the small model has no row for."""
@@ -142,6 +145,21 @@ class DraftModel:
         for read, tokens in zip(reads, rows, strict=True):
             read.tokens += tokens
         return logits
+
+
+def guessed(request: Request, logits: Logits, best_id: int, n_before: int) -> Guess:
+    """The request's next token behind so many guesses, by what a small model says (n_words,)."""
+    if not request.rejects or request.params.is_greedy:
+        return Guess(best_id, certain(best_id))
+    weights, ids = kept_weights(logits, best_id, request.params)
+    chances = Distribution(ids, weights)
+    place = request.n_output + n_before
+    return Guess(chances.draw(keyed_uniform(request.seed, place, Use.GUESS)), chances)
+
+
+def _draft_of(guesses: Sequence[Guess]) -> Draft:
+    made = [guess.token for guess in guesses], 0, [guess.chances for guess in guesses]
+    return Draft(*made) if guesses else NO_DRAFT
 
 
 def check_vocabularies(small: Tokenizer, large: Tokenizer) -> None:

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from .rejection import Distribution, Guess, certain
 from .request import Request
 
 LEAST_MATCH = 3
@@ -28,6 +29,17 @@ class Draft(NamedTuple):
     tokens: Sequence[int]
     kind: int = 0
     """Guesses of one kind are right about equally often: below Drafter.n_kinds."""
+    chances: Sequence[Distribution] = ()
+    """What each token was drawn from; left out where nothing else could be guessed."""
+    source: str = ""
+    """Who has guessed; left out: the drafter, by its name."""
+
+    def first(self, n: int) -> Draft:
+        return self._replace(tokens=self.tokens[:n], chances=self.chances[:n])
+
+    def guess(self, place: int) -> Guess:
+        token = self.tokens[place]
+        return Guess(token, self.chances[place] if self.chances else certain(token))
 
 
 NO_DRAFT = Draft(())

@@ -7,11 +7,20 @@ requests, how tokens are drawn (sampling.py).
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .events import FinishReason, TokenEvent
+from .rejection import Distribution, Guess, settle
 from .request import Request
-from .sampling import Drawer, Logits, sample, token_logprob
+from .sampling import (
+    Drawer,
+    Logits,
+    Use,
+    keyed_uniform,
+    sample,
+    token_logprob,
+    weighed,
+)
 from .stats import Counts
 from .vocabulary import Vocabulary
 
@@ -30,19 +39,25 @@ def draw_token(
     tokenizer: Vocabulary,
     drawer: Drawer,
     counts: Counts,
+    guess: Guess | None = None,
 ) -> Drawn:
-    """The request owns one token more. logits (vocab_size,); best_id: the first of the best."""
+    """The request owns one token more. logits (vocab_size,); best_id: the first of the best.
+    guess: what is taken if it may count as a draw (rejection.py)."""
     params, constraint = request.params, request.constraint
-    token_id = sample(
-        logits,
-        params,
-        seed=request.seed,
-        n_prompt=request.n_prompt,
-        tokens=request.tokens,
-        allowed=counts.timed_mask(constraint) if constraint else None,
-        best_id=best_id,
-        drawer=drawer,
-    )
+    asked: dict[str, Any] = {
+        "n_prompt": request.n_prompt,
+        "tokens": request.tokens,
+        "allowed": counts.timed_mask(constraint) if constraint else None,
+        "best_id": best_id,
+    }
+    if guess is None or params.is_greedy:  # then the best token is drawn, whatever was guessed
+        token_id = sample(logits, params, seed=request.seed, drawer=drawer, **asked)
+    else:
+        weights, ids = weighed(logits, params, **asked)
+        coin, instead = (
+            keyed_uniform(request.seed, request.n_output, use) for use in (Use.COIN, Use.INSTEAD)
+        )
+        token_id = settle(guess, Distribution(ids, weights), coin, instead)
     if constraint:
         constraint.accept(token_id)
     logprob = None if params.logprobs is None else token_logprob(logits, token_id, params.logprobs)

@@ -42,6 +42,7 @@ from .pooling import DEFAULT, NO_HIDDEN, Hidden
 from .prefix_store import DiskTier, PrefixStore, SavingExecutor
 from .prompt_scores import scored_rows
 from .readout import Read, Readers, Reads, read_prompt
+from .rejection import Guess
 from .request import Request, Scheduled, State
 from .sampling import NUMPY, Drawer, Logits
 from .sampling_params import CHOSEN_SEED_BITS, SamplingParams
@@ -198,6 +199,8 @@ class Engine:
         request_id = request_id or secrets.token_hex(8)
         sees_ahead = self._executor.sees_ahead
         readers = Readers.of(params, len(prompt), self._pooling_type, sees_ahead)
+        speculation = self._speculation  # the engine's thread may switch it off meanwhile
+        rule = params.speculate_rule or (speculation.rule if speculation else "match")
 
         def make(arrival: int) -> Request:
             return Request(
@@ -219,6 +222,7 @@ class Engine:
                 service=service,
                 deadline_ms=deadline_ms,
                 adapters=shares,
+                rejects=rule == "reject",
             )
 
         return self._mailbox.post(request_id, make)
@@ -333,10 +337,7 @@ class Engine:
             self.scheduler.lengthen(item, draft.tokens)
             for item, draft in zip(granted, drafts, strict=True)
         ]
-        kept = [
-            draft._replace(tokens=draft.tokens[: item.n_draft])
-            for item, draft in zip(longer, drafts, strict=True)
-        ]
+        kept = [draft.first(item.n_draft) for item, draft in zip(longer, drafts, strict=True)]
         return longer, kept
 
     def _extend(self, read: Read) -> None:
@@ -344,15 +345,18 @@ class Engine:
         guessed one, whose row is there already."""
         request, guessed = read.request, read.draft.tokens
         n_right = 0
-        request.n_drafted += len(guessed)
+        if guessed:
+            request.count_draft(read.draft.source, len(guessed), 0)
         for row, best_id in zip(read.logits[-len(read.best_ids) :], read.best_ids, strict=True):
-            token_id = self._advance(request, row, best_id)
+            may_stand = request.rejects and n_right < len(guessed)
+            guess = read.draft.guess(n_right) if may_stand else None
+            token_id = self._advance(request, row, best_id, guess)
             if request.state is State.FINISHED or n_right == len(guessed):
                 break
             if token_id != guessed[n_right]:
                 break
             n_right += 1
-            request.n_draft_accepted += 1
+            request.count_draft(read.draft.source, 0, 1)
             self.scheduler.accept(request)
         if guessed and self._speculation:
             self._speculation.learn(request, read.draft, n_right)
@@ -404,7 +408,7 @@ class Engine:
                 self._counts.count_admitted(item.request)
                 log.debug("request %s: prefix miss %s", item.request.id, item.request.miss)
 
-    def _advance(self, request: Request, logits: Logits, best_id: int) -> int:
+    def _advance(self, request: Request, logits: Logits, best_id: int, guess: Guess | None) -> int:
         """Draws one token, tells the owner and returns it."""
         event, ends_by = draw_token(
             request,
@@ -413,6 +417,7 @@ class Engine:
             tokenizer=self._tokenizer,
             drawer=self._drawer,
             counts=self._counts,
+            guess=guess,
         )
         self._outbox.tell(request, event)
         if ends_by:

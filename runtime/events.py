@@ -9,7 +9,8 @@ one is always exactly one FinishEvent.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -21,6 +22,21 @@ from .service import Service
 
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "deadline", "error"]
 FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "cancelled", "deadline", "error")
+
+
+@dataclass(frozen=True)
+class DraftCounts:
+    drafted: int = 0
+    """Tokens that were guessed and checked."""
+    accepted: int = 0
+    """Those that were right: output tokens that took no step of their own."""
+
+    def __add__(self, other: DraftCounts) -> DraftCounts:
+        return DraftCounts(self.drafted + other.drafted, self.accepted + other.accepted)
+
+    @classmethod
+    def total(cls, counts: Iterable[DraftCounts]) -> DraftCounts:
+        return sum(counts, cls())
 
 
 @dataclass(frozen=True)
@@ -95,10 +111,8 @@ class FinishEvent:
     seed: int
     """The given seed, or the one chosen when none was given; it reproduces the output."""
     trace: Trace = Trace()
-    n_drafted: int = 0
-    """Tokens that were guessed and checked."""
-    n_draft_accepted: int = 0
-    """Those that were right: output tokens that took no step of their own."""
+    drafts: Mapping[str, DraftCounts] = field(default_factory=dict)
+    """By who has guessed."""
 
 
 Event: TypeAlias = TokenEvent | PromptEvent | FinishEvent

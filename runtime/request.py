@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from .block_table import BlockTable
 from .constraint import Constraint
-from .events import Event, FinishEvent, FinishReason, Trace
+from .events import DraftCounts, Event, FinishEvent, FinishReason, Trace
 from .latency import NS_PER_MS, Timings
 from .pooling import Pooled
 from .prefix_index import Miss
@@ -65,6 +65,8 @@ class Request:
     service: Service = "interactive"
     deadline_ms: float | None = None
     """From arrival. A request that is unfinished then ends with reason "deadline"."""
+    rejects: bool = False
+    """Guesses stand by the rule of rejection.py, not where they are what is drawn."""
     adapters: tuple[float, ...] = ()
     """How much it gets of each adapter of the model. Its table's salt tells requests apart."""
 
@@ -83,8 +85,7 @@ class Request:
     n_preempted: int = 0
     n_recomputed: int = 0
     n_prefill_steps: int = 0
-    n_drafted: int = 0
-    n_draft_accepted: int = 0
+    drafts: dict[str, DraftCounts] = field(default_factory=dict)
     scheduled_ns: int | None = None
     first_token_ns: int | None = None
 
@@ -131,6 +132,10 @@ class Request:
             return False
         return now_ns - self.arrived_ns >= self.deadline_ms * NS_PER_MS
 
+    def count_draft(self, source: str, drafted: int, accepted: int) -> None:
+        before = self.drafts.get(source, DraftCounts())
+        self.drafts[source] = before + DraftCounts(drafted, accepted)
+
     def append(self, token_id: int) -> None:
         self.buffer[self.n_tokens] = token_id
         self.n_tokens += 1
@@ -151,8 +156,7 @@ class Request:
             n_prompt=self.n_prompt,
             n_output=self.n_output,
             n_cached=self.n_cached,
-            n_drafted=self.n_drafted,
-            n_draft_accepted=self.n_draft_accepted,
+            drafts=dict(self.drafts),
             seed=self.seed,
             trace=Trace(
                 service=self.service,

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from enum import IntEnum
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,15 @@ from .errors import ModelError
 from .events import TokenLogprob
 from .sampling_params import SamplingParams
 
-__all__ = ["SamplingParams", "keyed_uniform", "sample", "token_logprob"]
+__all__ = [
+    "SamplingParams",
+    "Use",
+    "kept_weights",
+    "keyed_uniform",
+    "sample",
+    "token_logprob",
+    "weighed",
+]
 
 Logits = npt.NDArray[np.float32]
 TokenIds = npt.NDArray[np.int32]
@@ -196,14 +205,23 @@ def _place(shares: npt.NDArray[np.float64], target: float) -> int:
     return min(at, int(np.searchsorted(shares, shares[-1])))
 
 
-def keyed_uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) from (seed, output position) alone: no state, so no order of draws.
+class Use(IntEnum):
+    """What a random number of a position is for; each has one of its own."""
 
-    Philox is counter-based; its raw words are part of NumPy's stability promise, while the
-    distributions of Generator are not. Further draws at a position may use the next words.
+    TOKEN = 0
+    COIN = 1  # whether a guess stands
+    INSTEAD = 2  # what is drawn where it does not
+    GUESS = 3
+
+
+def keyed_uniform(seed: int, position: int, use: Use = Use.TOKEN) -> float:
+    """A number in [0, 1) from (seed, output position, use) alone: no state, so no order of draws.
+
+    Philox is counter-based, four words for every count; its raw words are part of NumPy's stability
+    promise, while the distributions of Generator are not.
     """
-    word = np.random.Philox(key=seed, counter=position).random_raw()
-    return float(int(word) >> 11) * 2.0**-53
+    words = np.random.Philox(key=seed, counter=position).random_raw(1 + use)
+    return float(int(words[use]) >> 11) * 2.0**-53
 
 
 class NumpyDrawer:
@@ -218,6 +236,15 @@ class NumpyDrawer:
         allowed: Allowed | None = None,
     ) -> int:
         logits = logits if allowed is None else self.mask(logits, allowed)
+        weights, ids = self.kept(logits, best, params)
+        place = draw(weights, uniform)
+        return place if ids is None else int(ids[place])
+
+    def kept(
+        self, logits: Logits, best: float, params: SamplingParams
+    ) -> tuple[Weights, Places | None]:
+        """What temperature, top_p and min_p leave, and where it stands among the logits (None: all
+        of them)."""
         weights, ids = weights_of(logits, best, params.temperature), None
         filters: tuple[tuple[Callable[[Weights, float], Places | None], float], ...] = (
             (top_p_places, params.top_p),
@@ -227,8 +254,7 @@ class NumpyDrawer:
             places = places_of(weights, value)
             if places is not None:
                 weights, ids = weights[places], places if ids is None else ids[places]
-        place = draw(weights, uniform)
-        return place if ids is None else int(ids[place])
+        return weights, ids
 
     def best(self, logits: Logits, allowed: Allowed) -> int | None:
         kept = self.mask(logits, allowed)
@@ -259,6 +285,63 @@ def sample(
     Raises ModelError when the logits hold NaN, or when nothing is left to choose.
     """
     n_output = len(tokens) - n_prompt
+    left = _candidates(logits, params, n_prompt, tokens, allowed, best_id, drawer)
+    if params.is_greedy:
+        return left.best_id
+    logits, allowed, best = left.logits, left.allowed, float(left.logits[left.best_id])
+    uniform = keyed_uniform(seed, n_output)
+    if allowed is not None and params.top_k:
+        logits, allowed = drawer.mask(logits, allowed), None
+    ids = top_k_places(logits, params.top_k)
+    if ids is None:
+        return drawer(logits, best, params, uniform, allowed)
+    return int(ids[drawer(logits[ids], best, params, uniform)])
+
+
+def weighed(
+    logits: Logits,
+    params: SamplingParams,
+    *,
+    n_prompt: int,
+    tokens: TokenIds,
+    allowed: Allowed | None = None,
+    best_id: int | None = None,
+) -> tuple[Weights, Places | None]:
+    """What `sample` draws from where it is not greedy, by weight, and which tokens these are (None:
+    all). Raises as it does."""
+    left = _candidates(logits, params, n_prompt, tokens, allowed, best_id, NUMPY)
+    logits = left.logits if left.allowed is None else NUMPY.mask(left.logits, left.allowed)
+    return kept_weights(logits, left.best_id, params)
+
+
+def kept_weights(
+    logits: Logits, best_id: int, params: SamplingParams
+) -> tuple[Weights, Places | None]:
+    """The same of logits that are adjusted and masked already."""
+    ids = top_k_places(logits, params.top_k)
+    kept = logits if ids is None else logits[ids]
+    weights, places = NUMPY.kept(kept, float(logits[best_id]), params)
+    return weights, ids if places is None else places if ids is None else ids[places]
+
+
+class _Candidates(NamedTuple):
+    logits: Logits
+    allowed: Allowed | None
+    """None: all, or the others are -inf."""
+    best_id: int
+
+
+def _candidates(
+    logits: Logits,
+    params: SamplingParams,
+    n_prompt: int,
+    tokens: TokenIds,
+    allowed: Allowed | None,
+    best_id: int | None,
+    drawer: Drawer,
+) -> _Candidates:
+    """Adjusted logits, which of them may be, and the first of the best of these."""
+    n_output = len(tokens) - n_prompt
     if best_id is None:
         best_id = int(logits.argmax())  # NaN counts as the largest, so it is found here
     _check_best(float(logits[best_id]), n_output)
@@ -271,17 +354,8 @@ def sample(
         best_id = drawer.best(logits, allowed)
         if best_id is None:
             raise ModelError(f"nothing allowed is left at output token {n_output}")
-    best = float(logits[best_id])
-    _check_best(best, n_output)
-    if params.is_greedy:
-        return best_id
-    uniform = keyed_uniform(seed, n_output)
-    if allowed is not None and params.top_k:
-        logits, allowed = drawer.mask(logits, allowed), None
-    ids = top_k_places(logits, params.top_k)
-    if ids is None:
-        return drawer(logits, best, params, uniform, allowed)
-    return int(ids[drawer(logits[ids], best, params, uniform)])
+    _check_best(float(logits[best_id]), n_output)
+    return _Candidates(logits, allowed, best_id)
 
 
 def _check_best(best: float, n_output: int) -> None:

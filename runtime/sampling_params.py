@@ -47,6 +47,7 @@ INTEGER_RANGES: Mapping[str, tuple[int, int, bool]] = MappingProxyType(
     }
 )
 BIAS_RANGE = (-100.0, 100.0)
+RULES = ("match", "reject")
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,8 @@ class SamplingParams:
     """Subtracted per occurrence in the output."""
     repetition_penalty: float = 1.0
     """Divides positive (multiplies negative) logits of every token in prompt or output."""
+    speculate_rule: str | None = None
+    """When a guessed token stands, one of RULES; None: as the engine is told (speculation.py)."""
 
     def __post_init__(self) -> None:
         for name, (low, high) in REAL_RANGES.items():
@@ -105,6 +108,12 @@ class SamplingParams:
             raise RequestError("stop must be a tuple of strings", field="stop")
         if "" in self.stop:
             raise RequestError("stop contains an empty string; leave it out", field="stop")
+        if self.speculate_rule not in (None, *RULES):
+            raise RequestError(
+                f"speculate_rule is {_shown(self.speculate_rule)}; it must be one of "
+                f"{', '.join(RULES)}",
+                field="speculate_rule",
+            )
         for token_id, bias in self.logit_bias.items():
             _check_integer("logit_bias", token_id, 0, MAX_INT)
             _check_real("logit_bias", bias, *BIAS_RANGE)

@@ -6,7 +6,8 @@ come from (drafts.py), how rows are computed, how tokens are drawn.
 A guess never changes the text. Its rows are computed behind the request's own; tokens are drawn
 from the logits in order, by the same keyed numbers as ever, and the first that is not the guessed
 one ends the walk (sample and match). Rows do not depend on each other's company, so each token is
-the one that would have been drawn without guesses, at any temperature.
+the one that would have been drawn without guesses, at any temperature. A request may ask for the
+rule of rejection.py instead: its text may then be another one, of the same distribution.
 
 With acceptance a per token, g guesses are expected to give a + a^2 + … + a^g tokens more. Lengths
 are chosen so that a step gives most tokens per second by these numbers and StepCosts; where that is
@@ -24,6 +25,7 @@ from typing import Any
 
 from .drafts import NO_DRAFT, Draft, Drafter, PromptLookup
 from .errors import RequestError
+from .events import DraftCounts
 from .executors import Executor
 from .request import Request, Scheduled
 from .step import MOST_GUESSES
@@ -45,12 +47,24 @@ _PRIOR_GUESSES = 3  # that the prior is worth
 class Counts:
     """Rises only."""
 
-    drafted: int = 0
-    accepted: int = 0
-    lengths: Counter[int] = field(default_factory=Counter)
-    """Guesses checked, by how many of their tokens were right."""
+    sources: dict[str, DraftCounts] = field(default_factory=dict)
+    lengths: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """Guesses checked, by who has guessed and how many of their tokens were right."""
     extra_s: float = 0.0
     """What rows of guesses have taken by StepCosts: calculated."""
+
+    @property
+    def drafted(self) -> int:
+        return DraftCounts.total(self.sources.values()).drafted
+
+    @property
+    def accepted(self) -> int:
+        return DraftCounts.total(self.sources.values()).accepted
+
+    def count(self, source: str, drafted: int, accepted: int) -> None:
+        before = self.sources.get(source, DraftCounts())
+        self.sources[source] = before + DraftCounts(drafted, accepted)
+        self.lengths[source, accepted] += 1
 
 
 @dataclass
@@ -64,11 +78,17 @@ class _Record:
 
 class Speculation:
     def __init__(
-        self, drafter: Drafter, costs: StepCosts | None = None, *, length: int | None = None
+        self,
+        drafter: Drafter,
+        costs: StepCosts | None = None,
+        *,
+        length: int | None = None,
+        rule: str = "match",
     ) -> None:
-        """length: always so many tokens, if they can be guessed; None: as many as pay, by costs."""
+        """length: always so many tokens, if they can be guessed; None: as many as pay, by costs.
+        rule: when a guess stands, for requests that do not say (SamplingParams)."""
         assert costs or length
-        self.drafter, self.costs, self.length = drafter, costs, length
+        self.drafter, self.costs, self.length, self.rule = drafter, costs, length, rule
         self.counts = Counts()
         self._records: dict[str, _Record] = {}
 
@@ -88,7 +108,7 @@ class Speculation:
             if most < 1:
                 return nothing
         found = [
-            draft._replace(tokens=draft.tokens[: _room(request)])
+            draft.first(_room(request))._replace(source=draft.source or self.drafter.name)
             for request, draft in zip(requests, self.drafter.propose(requests, most), strict=True)
         ]
         if self.length or token_s:
@@ -97,16 +117,12 @@ class Speculation:
                 lengths[lengths.index(max(lengths))] -= 1
         else:
             lengths = self._lengths(requests, found, most_rows)
-        return [
-            draft._replace(tokens=draft.tokens[:n]) for draft, n in zip(found, lengths, strict=True)
-        ]
+        return [draft.first(n) for draft, n in zip(found, lengths, strict=True)]
 
     def learn(self, request: Request, draft: Draft, n_accepted: int) -> None:
         """So many of the draft's tokens were drawn."""
         n = len(draft.tokens)
-        self.counts.drafted += n
-        self.counts.accepted += n_accepted
-        self.counts.lengths[n_accepted] += 1
+        self.counts.count(draft.source, n, n_accepted)
         record = self._records.get(request.id)
         if record is None:  # it has ended by one of them
             return
@@ -128,8 +144,7 @@ class Speculation:
         """Fields of EngineStats. From any thread."""
         counts = self.counts
         return {
-            "drafted": counts.drafted,
-            "draft_accepted": counts.accepted,
+            "drafts": dict(counts.sources),
             "draft_lengths": dict(counts.lengths),
             "draft_seconds": counts.extra_s,
         }
@@ -209,6 +224,7 @@ def speculation_of(
     drafter: Drafter | None = None,
     generates: bool = True,
     n_adapters: int = 0,
+    rule: str = "match",
 ) -> Speculation | None:
     """wish: off; auto, as many guesses as pay, by a measurement that this makes; or how many tokens
     always. drafter: None for prompt lookup. Models whose steps are over at once have none by auto.
@@ -224,8 +240,8 @@ def speculation_of(
     drafter = drafter or PromptLookup()
     if wish == "auto":
         costs = StepCosts.measure(executor, n_adapters)
-        return Speculation(drafter, costs) if costs.of(1) >= LEAST_STEP_S else None
-    return Speculation(drafter, length=most)
+        return Speculation(drafter, costs, rule=rule) if costs.of(1) >= LEAST_STEP_S else None
+    return Speculation(drafter, length=most, rule=rule)
 
 
 def most_guesses(wish: str) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from .constraint import Allowed, Constraint
-from .events import FINISH_REASONS, FinishReason
+from .events import FINISH_REASONS, DraftCounts, FinishReason
 from .prefix_index import MissReason
 from .request import Request, Scheduled
 
@@ -52,12 +52,10 @@ class EngineStats:
     """Tokens drawn under a constraint."""
     mask_seconds: float = 0.0
     """Time the engine thread took to learn what constraints allow."""
-    drafted: int = 0
-    """Guessed tokens that were checked."""
-    draft_accepted: int = 0
-    """Those that were right."""
-    draft_lengths: Mapping[int, int] = field(default_factory=dict)
-    """Guesses by how many of their tokens were right."""
+    drafts: Mapping[str, DraftCounts] = field(default_factory=dict)
+    """By who has guessed."""
+    draft_lengths: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    """Guesses that were checked, by who has guessed and how many of their tokens were right."""
     draft_seconds: float = 0.0
     """What the rows of guesses have taken, by the measured costs of steps: calculated."""
     prefix_misses: Mapping[MissReason, int] = field(default_factory=dict)

@@ -37,6 +37,7 @@ def chat(
     context: options.ContextOption = None,
     lora: options.LoraOption = None,
     speculate: options.SpeculateOption = "auto",
+    speculate_rule: options.SpeculateRuleOption = options.SpeculateRule.match,
     draft: options.DraftOption = None,
 ) -> None:
     """Talk with MODEL. Figures of each answer go to stderr."""
@@ -47,7 +48,8 @@ def chat(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, max_tokens=n
     )
     arguments = load.arguments(context=context, lora=lora, speculate=speculate)
-    with open_model(model, **arguments) as opened, open_engine(opened, speculate, draft) as engine:
+    guesses = speculate, draft, speculate_rule.value
+    with open_model(model, **arguments) as opened, open_engine(opened, *guesses) as engine:
         chat_template(opened)  # a model without one is refused before anything is typed
         note(f"{model}, {opened.context} tokens of context. {HELP}")
         Conversation(opened, engine, params, system_message(system)).run()

@@ -51,7 +51,9 @@ def open_model(spec: str, **load_options: Any) -> Iterator[Model]:
 
 
 @contextlib.contextmanager
-def open_engine(model: Model, speculate: str = "off", draft: str | None = None) -> Iterator[Engine]:
+def open_engine(
+    model: Model, speculate: str = "off", draft: str | None = None, rule: str = "match"
+) -> Iterator[Engine]:
     from martlet.runtime.engine import Engine
     from martlet.runtime.speculation import speculation_of
 
@@ -59,7 +61,7 @@ def open_engine(model: Model, speculate: str = "off", draft: str | None = None) 
     shares = [adapter.share for adapter in model.adapters]
     with open_drafter(model, draft) as drafter:
         speculation = speculation_of(
-            speculate, model.executor, drafter=drafter, n_adapters=len(shares)
+            speculate, model.executor, drafter=drafter, n_adapters=len(shares), rule=rule
         )
         engine = Engine(
             model.executor,

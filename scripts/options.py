@@ -94,6 +94,20 @@ SpeculateOption = Annotated[
         "The text stays the same.",
     ),
 ]
+
+
+class SpeculateRule(str, Enum):
+    match = "match"
+    reject = "reject"
+
+
+SpeculateRuleOption = Annotated[
+    SpeculateRule,
+    typer.Option(
+        help="When a guessed token stands: where it is the one drawn, or by a chance that leaves "
+        "the distribution as it is. Requests may say otherwise.",
+    ),
+]
 DraftOption = Annotated[
     str | None,
     typer.Option(metavar="MODEL", help="A smaller model of the same vocabulary that guesses."),

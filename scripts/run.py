@@ -31,6 +31,7 @@ def run(
     context: options.ContextOption = None,
     lora: options.LoraOption = None,
     speculate: options.SpeculateOption = "off",
+    speculate_rule: options.SpeculateRuleOption = options.SpeculateRule.match,
     draft: options.DraftOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -50,7 +51,8 @@ def run(
     text = sys.stdin.read() if prompt == "-" else prompt
     arguments = load.arguments(context=context, lora=lora, speculate=speculate)
     pieces: list[str] = []
-    with open_model(model, **arguments) as opened, open_engine(opened, speculate, draft) as engine:
+    guesses = speculate, draft, speculate_rule.value
+    with open_model(model, **arguments) as opened, open_engine(opened, *guesses) as engine:
         ids = prompt_ids(opened, text, chat=chat, system=system)
         finish = stream(engine, ids, params, pieces.append if as_json else write_text)
         values = {**figures(finish), "executor": opened.executor.name}

@@ -95,6 +95,7 @@ def serve(
     kv_bytes: options.KvBytesOption = None,
     lora: options.LoraOption = None,
     speculate: options.SpeculateOption = "auto",
+    speculate_rule: options.SpeculateRuleOption = options.SpeculateRule.match,
     draft: options.DraftOption = None,
     prefix_cache_dir: options.PrefixFolderOption = None,
     prefix_cache_bytes: options.PrefixBytesOption = "1G",  # type: ignore[assignment]
@@ -137,7 +138,12 @@ def serve(
         log=log_record if log_requests or log_prompts else None,
         log_prompts=log_prompts,
     )
-    engine = {"max_queue": max_queue, "step_ms": step_ms, "speculate": speculate}
+    engine = {
+        "max_queue": max_queue,
+        "step_ms": step_ms,
+        "speculate": speculate,
+        "speculate_rule": speculate_rule.value,
+    }
     prefixes = (prefix_cache_dir, prefix_cache_bytes)
     if prefix_cache_dir:
         check_can_save(load.executor.value)

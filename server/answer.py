@@ -7,10 +7,10 @@ the answer is streamed, chat or completion shapes, HTTP.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..runtime.events import Event, FinishEvent, PromptEvent, TokenEvent, TokenLogprob
+from ..runtime.events import DraftCounts, Event, FinishEvent, PromptEvent, TokenEvent, TokenLogprob
 from ..runtime.latency import rate_per_s
 from ..runtime.pooling import Hidden
 from .parts import CallPiece, Kind, Part, Run, begins_run, kind_of
@@ -179,7 +179,7 @@ def timings(finish: FinishEvent) -> dict[str, Any]:
     Rates count what was computed: prompt tokens outside the cache over prefill, and output tokens
     after the first (which prefill yields) over decode.
     """
-    times = finish.timings
+    times, drafts = finish.timings, DraftCounts.total(finish.drafts.values())
     n_computed = finish.n_prompt - finish.n_cached
     return {
         "prompt_n": n_computed,
@@ -190,8 +190,9 @@ def timings(finish: FinishEvent) -> dict[str, Any]:
         "predicted_n": finish.n_output,
         "predicted_ms": times.decode_ms,
         "predicted_per_second": rate_per_s(finish.n_output - 1, times.decode_ms),
-        "draft_n": finish.n_drafted,
-        "draft_n_accepted": finish.n_draft_accepted,
+        "draft_n": drafts.drafted,
+        "draft_n_accepted": drafts.accepted,
+        "draft_sources": {name: asdict(counts) for name, counts in finish.drafts.items()},
         "queue_ms": times.queue_ms,
         "prefill_ms": times.prefill_ms,
         "ttft_ms": times.ttft_ms,

@@ -9,7 +9,7 @@ count in martlet_requests_total. A request without a second token has no time pe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -87,70 +87,78 @@ GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ),
 )
 
-# name, help, further label, its values with their counts
-COUNTERS: tuple[tuple[str, str, str, Callable[[EngineStats], dict[str, float]]], ...] = (
+# name, help, further labels, their values with their counts
+Labels = tuple[str, ...]
+COUNTERS: tuple[tuple[str, str, Labels, Callable[[EngineStats], Mapping[Labels, float]]], ...] = (
     (
         "martlet_prompt_tokens",
         "Prompt tokens, by where their keys and values came from.",
-        "source",
-        lambda s: {"computed": s.tokens_prefilled, "cached": s.tokens_cached},
+        ("source",),
+        lambda s: {("computed",): s.tokens_prefilled, ("cached",): s.tokens_cached},
     ),
     (
         "martlet_generation_tokens",
         "Output tokens drawn, end-of-generation tokens included.",
-        "",
-        lambda s: {"": s.tokens_decoded},
+        (),
+        lambda s: {(): s.tokens_decoded},
     ),
     (
         "martlet_draft_tokens",
-        "Guessed tokens that were checked, by whether they were drawn.",
-        "outcome",
-        lambda s: {"accepted": s.draft_accepted, "rejected": s.drafted - s.draft_accepted},
+        "Guessed tokens that were checked, by who guessed and whether they were drawn.",
+        ("source", "outcome"),
+        lambda s: {
+            (source, outcome): n
+            for source, counts in s.drafts.items()
+            for outcome, n in (
+                ("accepted", counts.accepted),
+                ("rejected", counts.drafted - counts.accepted),
+            )
+        },
     ),
     (
         "martlet_drafts",
-        "Guesses that were checked, by how many of their tokens were drawn.",
-        "accepted",
-        lambda s: {str(n): count for n, count in sorted(s.draft_lengths.items())},
+        "Guesses that were checked, by who guessed and how many of their tokens were drawn.",
+        ("source", "accepted"),
+        lambda s: {(source, str(n)): count for (source, n), count in s.draft_lengths.items()},
     ),
     (
         "martlet_draft_seconds",
         "Time that rows of guesses have taken: calculated from the measured costs of steps.",
-        "",
-        lambda s: {"": s.draft_seconds},
+        (),
+        lambda s: {(): s.draft_seconds},
     ),
     (
         "martlet_recomputed_tokens",
         "Rows computed again after a preemption.",
-        "",
-        lambda s: {"": s.tokens_recomputed},
+        (),
+        lambda s: {(): s.tokens_recomputed},
     ),
     (
         "martlet_requests",
         "Requests the engine finished, by reason.",
-        "reason",
-        lambda s: {reason: count for reason, count in s.finished.items()},
+        ("reason",),
+        lambda s: {(reason,): count for reason, count in s.finished.items()},
     ),
     (
         "martlet_prefix_misses",
         "Requests whose prefix hit ended before their last token, by why it did.",
-        "reason",
-        lambda s: {reason: count for reason, count in s.prefix_misses.items()},
+        ("reason",),
+        lambda s: {(reason,): count for reason, count in s.prefix_misses.items()},
     ),
     (
         "martlet_grammar_masks",
         "Tokens drawn under a grammar.",
-        "",
-        lambda s: {"": s.masks},
+        (),
+        lambda s: {(): s.masks},
     ),
     (
         "martlet_grammar_mask_seconds",
         "Time spent learning which tokens grammars allow; part of no request's own figures.",
-        "",
-        lambda s: {"": s.mask_seconds},
+        (),
+        lambda s: {(): s.mask_seconds},
     ),
-    ("martlet_steps", "Steps computed.", "", lambda s: {"": s.steps}),
-    ("martlet_preemptions", "Requests put back to wait.", "", lambda s: {"": s.preemptions}),
+    ("martlet_steps", "Steps computed.", (), lambda s: {(): s.steps}),
+    ("martlet_preemptions", "Requests put back to wait.", (), lambda s: {(): s.preemptions}),
 )
 
 
@@ -171,11 +179,10 @@ class EngineCollector(Collector):
             gauge = GaugeMetricFamily(name, text, labels=["model_name"])
             gauge.add_metric([self._model_name], value(stats))
             yield gauge
-        for name, text, label, values in COUNTERS:
-            labels = ["model_name", *([label] if label else [])]
-            counter = CounterMetricFamily(name, text, labels=labels)
+        for name, text, labels, values in COUNTERS:
+            counter = CounterMetricFamily(name, text, labels=["model_name", *labels])
             for key, count in values(stats).items():
-                counter.add_metric([self._model_name, *([key] if label else [])], count)
+                counter.add_metric([self._model_name, *key], count)
             yield counter
 
     def describe(self) -> Iterable[Metric]:

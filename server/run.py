@@ -48,6 +48,7 @@ def serve(
     step_rows: int | None = None,
     step_ms: float | None = None,
     speculate: str = "off",
+    speculate_rule: str = "match",
     drafter: Drafter | None = None,
     prefix_store: PrefixStore | None = None,
     fingerprint: str = "martlet",
@@ -74,6 +75,7 @@ def serve(
             step_rows=step_rows,
             step_ms=step_ms,
             speculate=speculate,
+            speculate_rule=speculate_rule,
             drafter=drafter,
             prefix_store=prefix_store,
             fingerprint=fingerprint,
@@ -108,11 +110,12 @@ def hold(
     fingerprint: str = "martlet",
     max_queue: int = DEFAULT_QUEUE,
     speculate: str = "off",
+    speculate_rule: str = "match",
     drafter: Drafter | None = None,
     **engine_options: Any,
 ) -> Loaded:
-    """The model with a running engine and an app; lifecycle as in create_app, speculate and drafter
-    as of speculation_of. Closing it ends the engine and leaves the model open."""
+    """The model with a running engine and an app; lifecycle as in create_app; speculate, its rule
+    and drafter as of speculation_of. Closing it ends the engine and leaves the model open."""
     shares, generates = [adapter.share for adapter in model.adapters], model.config.generates
     speculation = speculation_of(
         speculate,
@@ -120,6 +123,7 @@ def hold(
         drafter=drafter,
         generates=generates,
         n_adapters=len(shares),
+        rule=speculate_rule,
     )
     engine = Engine(
         model.executor,

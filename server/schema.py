@@ -132,6 +132,7 @@ class Sampled(Asked):
     presence_penalty: Number = 0.0
     frequency_penalty: Number = 0.0
     repetition_penalty: Number = 1.0
+    speculate_rule: Literal["match", "reject"] | None = None
     service_tier: Literal["auto", "default", "priority", "scale", "flex"] = "auto"
 
     SAMPLING: ClassVar[tuple[str, ...]] = (
@@ -145,6 +146,7 @@ class Sampled(Asked):
         "frequency_penalty",
         "repetition_penalty",
         "logit_bias",
+        "speculate_rule",
     )
 
     @property

@@ -13,7 +13,7 @@ from martlet.runtime.draft_model import DraftModel, check_vocabularies
 from martlet.runtime.engine import Engine
 from martlet.runtime.errors import RequestError, UnsupportedError
 from martlet.runtime.model import Model, load_model
-from martlet.runtime.sampling import SamplingParams
+from martlet.runtime.sampling import SamplingParams, Use, keyed_uniform
 from martlet.runtime.speculation import Speculation
 from martlet.runtime.step_costs import StepCosts
 from martlet.runtime.tokenizer import Tokenizer
@@ -47,8 +47,10 @@ def drafter(target: Model) -> Any:
 class Owner:
     """As much of a request as drafters look at."""
 
-    def __init__(self, name: str, tokens: list[int]) -> None:
+    def __init__(self, name: str, tokens: list[int], *, rejects: bool = False) -> None:
         self.id, self.owned = name, tokens
+        self.rejects, self.seed, self.n_output = rejects, 11, 0
+        self.params = SamplingParams(temperature=0.9, top_k=20)
 
     @property
     def tokens(self) -> np.ndarray:
@@ -108,6 +110,39 @@ def test_the_same_model_is_always_right_and_texts_stay_the_same(
     counts = speculation.counts  # type: ignore[union-attr]
     assert counts.accepted == counts.drafted > 3 * 12
     assert len(drafter._free) == drafter._executor.n_blocks, "ended requests hold blocks"
+
+
+def test_guesses_that_may_stand_by_chance_are_drawn_from_what_they_say(
+    target: Model, drafter: DraftModel
+) -> None:
+    """By the same numbers again; each from the small model's chances behind the ones before it."""
+    owner = Owner("a", [5, 6, 7, 8], rejects=True)
+    (draft,) = drafter.propose([owner], 4)  # type: ignore[list-item]
+    assert list(draft.tokens) != greedy(target, owner.owned, 4)
+    for at, (token, chances) in enumerate(zip(draft.tokens, draft.chances, strict=True)):
+        assert chances.ids is not None
+        assert len(chances.ids) == 20
+        assert greedy(target, [*owner.owned, *draft.tokens[:at]], 1)[0] in chances.ids
+        assert token == chances.draw(keyed_uniform(11, at, Use.GUESS))
+    (again,) = drafter.propose([Owner("b", owner.owned, rejects=True)], 4)  # type: ignore[list-item]
+    assert again.tokens == draft.tokens
+
+
+def test_the_same_model_always_stands_and_a_seed_repeats_it(
+    target: Model, drafter: DraftModel
+) -> None:
+    said = []
+    for _ in range(2):
+        speculation = Speculation(drafter, length=3, rule="reject")
+        engine = Engine(target.executor, target.tokenizer, context=CONTEXT, speculation=speculation)
+        answer = Answer()
+        params = SamplingParams(max_tokens=30, temperature=0.8, top_p=0.9, seed=4, ignore_eos=True)
+        engine.submit([5] * 9, params, answer)
+        run_all(engine)
+        said.append(answer.ids)
+        assert speculation.counts.drafted > 15
+        assert speculation.counts.accepted == speculation.counts.drafted
+    assert said[0] == said[1]
 
 
 def test_guesses_that_cost_too_much_are_not_made(target: Model, drafter: DraftModel) -> None:

@@ -11,6 +11,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from martlet.runtime.drafts import LEAST_MATCH, Draft, PromptLookup, copied
 from martlet.runtime.errors import RequestError
+from martlet.runtime.events import DraftCounts
 from martlet.runtime.grammar import Grammars, json_grammar
 from martlet.runtime.sampling import SamplingParams
 from martlet.runtime.speculation import MOST, PROBE_EVERY, Speculation, speculation_of
@@ -113,9 +114,10 @@ def test_right_guesses_save_steps_and_are_told() -> None:
     run_all(engine)
     assert answer.ids == plain.ids
     assert len(executor.steps) == 1 + 20 // 5
-    assert (answer.finish.n_drafted, answer.finish.n_draft_accepted) == (16, 16)
+    assert answer.finish.drafts == {"scripted": DraftCounts(16, 16)}
     assert engine.stats().tokens_decoded == 21
-    assert (engine.stats().drafted, engine.stats().draft_accepted) == (16, 16)
+    assert engine.stats().drafts == {"scripted": DraftCounts(16, 16)}
+    assert engine.stats().draft_lengths == {("scripted", 4): 4}
 
 
 def test_what_a_grammar_allows_is_asked_of_the_tokens_that_were_drawn() -> None:
@@ -190,7 +192,7 @@ def test_a_drafter_that_fails_costs_guesses_and_no_answer() -> None:
     answers = [ask(engine, [i + 1], max_tokens=9, ignore_eos=True) for i in range(3)]
     run_all(engine)
     assert [answer.finish.reason for answer in answers] == ["length"] * 3
-    assert engine.stats().drafted == 0
+    assert not engine.stats().drafts
 
 
 # ---- as much as pays ----------------------------------------------------------------------------

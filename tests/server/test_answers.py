@@ -16,7 +16,7 @@ TIMING_KEYS = {
     *("prompt_n", "cache_n", "cache_miss", "prompt_ms", "prompt_per_second"),
     *("predicted_n", "predicted_ms", "predicted_per_second"),
     *("queue_ms", "prefill_ms", "ttft_ms", "tpot_ms", "end_to_end_ms", "draft_n"),
-    "draft_n_accepted",
+    *("draft_n_accepted", "draft_sources"),
 }
 
 

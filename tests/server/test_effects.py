@@ -10,9 +10,12 @@ import httpx
 import numpy as np
 import pytest
 from martlet.runtime.engine import Engine
+from martlet.runtime.rejection import Distribution
+from martlet.runtime.speculation import Speculation
 from martlet.runtime.tokenizer import Tokenizer
 from martlet.server.schema import Generation, Sampled
 
+from ..runtime.guessing import ChanceDrafter
 from ..runtime.scripted import ScriptedExecutor
 from .scripted_engine import END, VOCAB_SIZE, ScriptedEngine, byte_tokenizer
 from .serving import assert_refused, serving_engine
@@ -51,7 +54,9 @@ def tokenizer_of(**metadata: Any) -> Tokenizer:
 @contextlib.contextmanager
 def serving() -> Iterator[httpx.Client]:
     tokenizer = byte_tokenizer()
-    engine = Engine(ScriptedExecutor(letters), tokenizer, context=64)
+    guessed = Distribution(np.arange(97, 107), np.linspace(1, 3, 10))
+    speculation = Speculation(ChanceDrafter(guessed), length=3)
+    engine = Engine(ScriptedExecutor(letters), tokenizer, context=64, speculation=speculation)
     with serving_engine(engine, tokenizer) as client:
         yield client
 
@@ -83,6 +88,7 @@ EFFECTS: dict[str, tuple[dict[str, Any], Any, Callable[[str, str], bool]]] = {
     "presence_penalty": (COLD, 2, lambda bare, text: len(set(text)) > 1),
     "frequency_penalty": (COLD, 2, lambda bare, text: len(set(text)) > 2),
     "repetition_penalty": (COLD, 100, lambda bare, text: len(set(text)) > 2),
+    "speculate_rule": (HOT, "reject", lambda bare, text: bare != text),
     "max_tokens": (COLD, 3, lambda bare, text: text == "aaa"),
     "max_completion_tokens": (COLD, 4, lambda bare, text: text == "aaaa"),
 }
