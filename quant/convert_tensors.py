@@ -131,9 +131,11 @@ def plan_weights(settings: Settings, tensors: Mapping[str, SourceTensor]) -> lis
     named: dict[str, Source] = {**stored}
     if settings.latent:
         named = split_heads(stored, settings.latent)
-    sizes = _sizes(settings, named)
+    embedding = named.get(f"{EMBEDDING}.weight")
+    if embedding is None:
+        raise FileFormatError(f"tensor '{EMBEDDING}.weight' is missing from the checkpoint")
     _drop_tied_head(settings, named)
-    wanted = _expected(settings, sizes)
+    wanted = expected(settings, embedding.n_rows)
     parts = _unfuse(settings, named, wanted)
     for name, shape in wanted.items():
         if name not in parts:
@@ -153,8 +155,8 @@ def plan_weights(settings: Settings, tensors: Mapping[str, SourceTensor]) -> lis
             raise UnsupportedError(
                 f"tensor {name!r} has no place in a {settings.family.arch} model of this config"
             )
-    names = gguf.get_tensor_name_map(_arch_id(settings.family.arch), settings.n_layers)
-    weights = [_weight(settings, name, names, *parts[name]) for name in wanted]
+    names = tensor_names(settings)
+    weights = [weight_of(settings, name, names, *parts[name]) for name in wanted]
     ropes = [Weight(n, values.shape, values=values) for n, values in settings.rope.tensors.items()]
     return [weights[0], *ropes, *weights[1:]]
 
@@ -185,21 +187,20 @@ def _canonical(tensors: Mapping[str, SourceTensor], family: Family) -> dict[str,
             continue
         if not (_takes_turns(family) and is_packed(name)):
             tensor.check_convertible()
-        for prefix, plain in _PREFIXES:
-            if name.startswith(prefix):
-                name = plain + name.removeprefix(prefix)
-                break
-        name = family.renamed(name)
+        name = canonical(name, family)
         if name in named:
             raise FileFormatError(f"tensors {tensor.name!r} and {named[name].name!r} are one")
         named[name] = tensor
     return named
 
 
-def _sizes(settings: Settings, named: Mapping[str, Source]) -> dict[str, int]:
-    embedding = named.get(f"{EMBEDDING}.weight")
-    if embedding is None:
-        raise FileFormatError(f"tensor '{EMBEDDING}.weight' is missing from the checkpoint")
+def canonical(name: str, family: Family) -> str:
+    """What a plain causal model calls a tensor."""
+    prefix, plain = next((p for p in _PREFIXES if name.startswith(p[0])), ("", ""))
+    return family.renamed(plain + name.removeprefix(prefix))
+
+
+def _sizes(settings: Settings, embedding_rows: int) -> dict[str, int]:
     q, kv = settings.heads * settings.head_dim, settings.kv_heads * settings.head_dim
     return {
         "dim": settings.dim,
@@ -211,7 +212,7 @@ def _sizes(settings: Settings, named: Mapping[str, Source]) -> dict[str, int]:
         "heads": settings.heads,
         "ffn": settings.ffn_dim,
         "gate_up": 2 * settings.ffn_dim,
-        "vocab": settings.vocab_size or embedding.n_rows,
+        "vocab": settings.vocab_size or embedding_rows,
         **(settings.latent.sizes() if settings.latent else {}),
     }
 
@@ -259,8 +260,9 @@ def _with_fused(
     return {fused: _KEPT_FUSED[fused], **rest}
 
 
-def _expected(settings: Settings, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """Shapes by name, in the order of the file."""
+def expected(settings: Settings, embedding_rows: int) -> dict[str, tuple[int, ...]]:
+    """Shapes by canonical name, in the order of the file."""
+    sizes = _sizes(settings, embedding_rows)
     wanted: dict[str, tuple[int, ...]] = {f"{EMBEDDING}.weight": (sizes["vocab"], sizes["dim"])}
     for name, rows in settings.table_rows.items():
         wanted[f"{name}.weight"] = (rows, sizes["dim"])
@@ -330,7 +332,7 @@ def _unfuse(
 ) -> dict[str, _Part]:
     parts: dict[str, _Part] = {}
     for name, tensor in named.items():
-        shares, in_turn = _shares(settings, name)
+        shares, in_turn = shares_of(settings, name)
         if not shares:
             parts[name] = (tensor, 0, tensor.matrix_shape)
             continue
@@ -348,7 +350,7 @@ def _unfuse(
     return parts
 
 
-def _shares(settings: Settings, name: str) -> tuple[list[str], bool]:
+def shares_of(settings: Settings, name: str) -> tuple[list[str], bool]:
     """What a fused tensor is made of, and whether rows of one and another stand in turn, so that
     each share's change says which are its own."""
     for fused, parts in _FUSED.items():
@@ -360,8 +362,10 @@ def _shares(settings: Settings, name: str) -> tuple[list[str], bool]:
     return [f"{name.removesuffix(within)}{part}" for part in mixed], True
 
 
-def _arch_id(arch: str) -> gguf.MODEL_ARCH:
-    return next(id_ for id_, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+def tensor_names(settings: Settings) -> gguf.TensorNameMap:
+    arch = settings.family.arch
+    id_ = next(id_ for id_, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    return gguf.get_tensor_name_map(id_, settings.n_layers)
 
 
 def _own_name(family: Family, name: str) -> str | None:
@@ -375,7 +379,7 @@ def _own_name(family: Family, name: str) -> str | None:
     return f"{layer}{family.own_names[part]}.{kind}"
 
 
-def _weight(
+def weight_of(
     settings: Settings,
     name: str,
     names: gguf.TensorNameMap,
@@ -383,6 +387,7 @@ def _weight(
     first: int,
     shape: Sequence[int],
 ) -> Weight:
+    """The tensor of the file that a canonical name stands for."""
     stem = name.replace("e_score_correction_bias", "e_score_correction.bias")
     new_name = _own_name(settings.family, name)
     new_name = new_name or names.get_name(stem, try_suffixes=(".weight", ".bias"))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from martlet.scripts.convert_check import LogitsCheck
 
 AS_STORED = "auto"
+ADAPTER_TYPES = ("F32", "F16", "BF16")
 
 
 def convert(
@@ -37,10 +38,22 @@ def convert(
     check: Annotated[
         bool, typer.Option("--check", help="Compare the file's logits with the checkpoint's.")
     ] = False,
+    base: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="CHECKPOINT_DIR is a LoRA adapter of the model there, whose config.json is read.",
+        ),
+    ] = None,
     threads: options.ThreadsOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Write the model in CHECKPOINT_DIR as OUT.gguf, which martlet and llama.cpp read."""
+    """Write the model or adapter in CHECKPOINT_DIR as OUT.gguf, for martlet and llama.cpp."""
+    if base is not None or is_adapter(checkpoint):
+        if check:
+            raise typer.BadParameter("--check compares whole models; leave it out for an adapter")
+        convert_adapter(checkpoint, out, base, type_, name, as_json=as_json)
+        return
     from martlet.quant.convert import read_conversion
     from martlet.quant.errors import UnsupportedError
     from martlet.quant.mixtures import find_preset
@@ -68,6 +81,36 @@ def convert(
     )
     result = results[0] if check else None
     report(conversion, out, preset.name, formats, n_bytes, result, as_json=as_json)
+
+
+def is_adapter(folder: Path) -> bool:
+    from martlet.quant.convert_adapter import CONFIG
+
+    return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
+
+
+def convert_adapter(
+    folder: Path, out: Path, base: Path | None, type_: str, name: str | None, *, as_json: bool
+) -> None:
+    from martlet.quant.convert_adapter import read_adapter, write_adapter
+
+    if base is None:
+        raise typer.BadParameter(f"{folder} is an adapter: name its model's folder with --base")
+    conversion = read_adapter(folder, base)
+    format_name = conversion.stored_type if type_ == AS_STORED else type_
+    if format_name not in ADAPTER_TYPES:
+        raise typer.BadParameter(f"--type {type_}: adapters are {', '.join(ADAPTER_TYPES)}")
+    n_bytes = write_adapter(
+        conversion, out, format_name=format_name, name=name or folder.resolve().name
+    )
+    arch, n_adapted = conversion.settings.family.arch, len(conversion.weights) // 2
+    if as_json:
+        about = {"file": str(out), "architecture": arch, "type": format_name, "n_bytes": n_bytes}
+        print_json({**about, "n_adapted": n_adapted, "alpha": conversion.alpha})
+        return
+    print(
+        f"{out}: adapter of {n_adapted} weights of {arch} in {format_name}, {n_bytes / 1e6:,.1f} MB"
+    )
 
 
 def choose_formats(conversion: Conversion, preset: Preset) -> dict[str, str]:

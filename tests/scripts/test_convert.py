@@ -44,6 +44,7 @@ from ..recorded import (
     gguf_of,
     recorded_ids,
 )
+from ..runtime.test_convert_adapter import factors_of, saved
 from .conftest import Martlet
 
 LLAMA_CPP = json.loads((RECORDED / "llama_cpp.json").read_text())
@@ -166,6 +167,22 @@ def test_stored_stacks_of_experts_compute_the_same(tmp_path: Path) -> None:
     path = convert(folder, tmp_path / "qwen35moe.gguf")
     assert path.read_bytes() == gguf_of("qwen35moe").read_bytes()
     assert compare_logits(read_conversion(folder, FACTS), path).is_exact
+
+
+def test_an_adapter_is_converted_for_its_base(tmp_path: Path, martlet: Martlet) -> None:
+    folder, out = saved(tmp_path / "kind", factors_of("llama")), tmp_path / "kind.gguf"
+    done = martlet("convert", str(folder), str(out), "--base", str(RECORDED / "llama"), "--json")
+    told = json.loads(done.stdout)
+    assert told["n_adapted"] == 8
+    assert told["alpha"] == 5.0
+    with GGUFFile.open(out) as file:
+        assert file.metadata["general.name"] == "kind"
+        assert len(file.tensors) == 16
+    for arguments, said in (([], "--base"), (["--base", ".", "--check"], "leave it out")):
+        refused = martlet("convert", str(folder), str(tmp_path / "x.gguf"), *arguments)
+        assert refused.returncode
+        assert said in refused.stderr
+    assert not (tmp_path / "x.gguf").exists()
 
 
 # -- quantized ------------------------------------------------------------------------------------
