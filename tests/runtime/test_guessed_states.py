@@ -9,12 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from martlet.runtime.engine import Engine
 from martlet.runtime.executors.native import NativeExecutor
 from martlet.runtime.executors.numba_executor import NumbaExecutor
 from martlet.runtime.executors.reference import ReferenceExecutor
+from martlet.runtime.sampling import SamplingParams
 
 from ..recorded import recorded_model
+from .guessing import always
+from .harness import Answer, run_all
 from .native_library import LIBRARY  # skips the file where there is no native library
+from .scripted import ScriptedTokenizer
 from .tiny import Chunk, TinyModel, make_step, run_tokens
 
 ARCHITECTURES = ("lfm2", "qwen35", "granitehybrid", "falcon-h1", "nemotron_h")
@@ -27,9 +32,9 @@ def model_of(arch: str) -> TinyModel:
     return TinyModel(*recorded_model(arch, "Q8_0"))
 
 
-def executor_of(arch: str, name: str) -> Any:
+def executor_of(arch: str, name: str, n_blocks: int = 16) -> Any:
     model = model_of(arch)
-    sizes = {"block_tokens": BLOCK, "n_blocks": 16, "n_states": 3, "n_guesses": N_GUESSES}
+    sizes = {"block_tokens": BLOCK, "n_blocks": n_blocks, "n_states": 9, "n_guesses": N_GUESSES}
     return EXECUTORS[name](model.plan(32), model.weights, **sizes)
 
 
@@ -93,3 +98,34 @@ def test_guesses_taken_back_leave_no_trace(arch: str, name: str) -> None:
         for text, logits in zip(guessing, expected, strict=True):
             assert np.array_equal(np.array(text.logits), logits)
     executor.close()
+
+
+@pytest.mark.parametrize("name", ["native", "reference"])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_texts_are_those_without_guesses(arch: str, name: str) -> None:
+    """Greedy and drawn, side by side in a pool that makes them preempt each other; twice, the
+    second time from snapshots of the first."""
+    prompts = [[3 + (7 * i + j) % 50 for j in range(17 + i)] for i in range(3)]
+    said: list[list[list[int]]] = []
+    for n_guesses in (0, N_GUESSES):
+        speculation = None
+        if n_guesses:
+            outputs = {str(i): ids for i, ids in enumerate(said[0])}
+            speculation = always(n_guesses, outputs, 0.7)
+        executor = executor_of(arch, name, n_blocks=9)
+        tokenizer = ScriptedTokenizer(eog_ids=())
+        engine = Engine(executor, tokenizer, context=90, state_every=BLOCK, speculation=speculation)
+        for life in range(2 if n_guesses else 1):
+            answers = [Answer() for _ in prompts]
+            for i, (prompt, heat) in enumerate(zip(prompts, (0.0, 0.7, 1.3), strict=True)):
+                params = SamplingParams(temperature=heat, seed=i, max_tokens=40)
+                engine.submit(prompt, params, answers[i], request_id=str(i))
+            run_all(engine)
+            said.append([answer.ids for answer in answers])
+            assert said[-1] == said[0]
+            assert not life or any(answer.finish.n_cached for answer in answers)
+        if speculation:
+            assert 0 < speculation.counts.accepted < speculation.counts.drafted
+            assert engine.stats().preemptions
+        engine.close()
+        executor.close()

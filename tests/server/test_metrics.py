@@ -5,11 +5,17 @@ from __future__ import annotations
 import re
 
 import httpx
+import numpy as np
 import pytest
+from martlet.runtime.engine import Engine
+from martlet.runtime.rejection import Distribution
+from martlet.runtime.speculation import Speculation
 from prometheus_client.parser import text_string_to_metric_families
 
-from .scripted_engine import ScriptedEngine, says
-from .serving import assert_refused, chat_body, serving, wait_until
+from ..runtime.guessing import ChanceDrafter
+from ..runtime.scripted import ScriptedExecutor
+from .scripted_engine import ScriptedEngine, byte_tokenizer, says
+from .serving import assert_refused, chat_body, serving, serving_engine, wait_until
 
 PATH = "/v1/chat/completions"
 LATENCIES = (
@@ -98,3 +104,25 @@ def test_two_apps_do_not_share_numbers() -> None:
         one.post(PATH, json=chat_body())
         assert scrape(one)[("martlet_requests_total", "stop")] == 1
         assert scrape(two)[("martlet_requests_total", "stop")] == 0
+
+
+def test_guesses_are_told_by_who_made_them() -> None:
+    """In /metrics and in the answer's timings; by how many of a guess were right as well."""
+    tokenizer = byte_tokenizer()
+    chances = Distribution(np.arange(97, 107), np.linspace(3, 1, 10))
+    speculation = Speculation(ChanceDrafter(chances), length=3)
+    executor = ScriptedExecutor(lambda history: 97 + len(history) % 3)
+    engine = Engine(executor, tokenizer, context=64, speculation=speculation)
+    with serving_engine(engine, tokenizer) as client:
+        body = {"prompt": "p", "max_tokens": 40, "seed": 3, "ignore_eos": True}
+        answer = client.post("/v1/completions", json=body).json()
+        values = scrape(client)
+    told = answer["timings"]
+    assert 0 < told["draft_n_accepted"] < told["draft_n"]
+    counts = {"drafted": told["draft_n"], "accepted": told["draft_n_accepted"]}
+    assert told["draft_sources"] == {"chance": counts}
+    n_wrong = told["draft_n"] - told["draft_n_accepted"]
+    assert values[("martlet_draft_tokens_total", "accepted", "chance")] == told["draft_n_accepted"]
+    assert values[("martlet_draft_tokens_total", "rejected", "chance")] == n_wrong
+    drafts = {key[1]: n for key, n in values.items() if key[0] == "martlet_drafts_total"}
+    assert sum(int(right) * n for right, n in drafts.items()) == told["draft_n_accepted"]
