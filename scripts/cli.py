@@ -8,7 +8,10 @@ from typing import Annotated
 
 import typer
 from martlet.scripts.bench import bench
+from martlet.scripts.bench_compare import bench_compare
 from martlet.scripts.bench_peers import bench_peers
+from martlet.scripts.bench_record import bench_record
+from martlet.scripts.bench_serve import bench_serve
 from martlet.scripts.bench_speculate import bench_speculate
 from martlet.scripts.chat import chat
 from martlet.scripts.console import OneLineErrors
@@ -44,6 +47,9 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "convert": convert,
     "bench": bench,
     "bench-peers": bench_peers,
+    "bench-serve": bench_serve,
+    "bench-record": bench_record,
+    "bench-compare": bench_compare,
     "bench-speculate": bench_speculate,
     "quantize": quantize,
     "imatrix": imatrix,
