@@ -13,8 +13,8 @@ from typing import Literal
 
 from martlet.runtime.executors.limits import MachineLimits
 from martlet.runtime.plan import Plan
+from martlet.runtime.work import Speed, Work, steps_work
 from martlet.scripts.bench_cases import Bench, Case
-from martlet.scripts.bench_work import Speed, Work, steps_work
 
 LIMIT_SECONDS = 0.15  # of one measurement of one limit
 

@@ -17,9 +17,9 @@ from martlet.runtime.executors.limits import MachineLimits
 from martlet.runtime.machine import choose_threads, memory
 from martlet.runtime.model import Model
 from martlet.runtime.plan import Plan
+from martlet.runtime.work import step_work
 from martlet.scripts.bench_cases import Bench, Case, Room
 from martlet.scripts.bench_measure import Limits
-from martlet.scripts.bench_work import step_work
 from martlet.scripts.console import byte_progress, note
 from martlet.scripts.doctor import cpu_name, version
 from martlet.scripts.generate import open_model

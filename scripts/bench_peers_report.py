@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from martlet.runtime.machine import allowed_cpus
+from martlet.runtime.work import Speed, Work, steps_work
 from martlet.scripts.bench_cases import Case
 from martlet.scripts.bench_measure import Figure, kv_value_bytes, share_of_limit
 from martlet.scripts.bench_open import Opened
 from martlet.scripts.bench_peers import MARTLET, Alternation
 from martlet.scripts.bench_report import figure_json, heading, limit_lines, significant, table
-from martlet.scripts.bench_work import Speed, Work, steps_work
 from martlet.scripts.peer_llama import LlamaCpp
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from martlet.quant.errors import MartletError
+from martlet.runtime.work import Speed, Work
 from martlet.scripts.bench_cases import Bench, Case, Room, make_cases
 from martlet.scripts.bench_measure import (
     Figure,
@@ -12,7 +13,6 @@ from martlet.scripts.bench_measure import (
     measure,
     share_of_limit,
 )
-from martlet.scripts.bench_work import Speed, Work
 
 from ..runtime.tiny import tiny_model
 from .bench_fakes import CountingExecutor

@@ -1,5 +1,6 @@
 """How much work a step is: multiply-adds and bytes, counted from the plan and the step's arrays.
-Owns the formulas; must not know how long anything took or how an executor does it.
+
+Owns: the formulas. Must not know: how long anything took, how an executor does it.
 
 Weights are counted once per step, as the file stores them; keys and values once per sequence and
 layer, up to the window; states of recurrent layers as they are read and as they are written. Norms,
@@ -12,10 +13,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from martlet.quant.formats import FORMATS
-from martlet.runtime.ops import OPS, OpKind, RowKind
-from martlet.runtime.plan import FLOAT_FORMATS, Op, Plan, PlanTensor
-from martlet.runtime.step import Step
+
+from ..quant.formats import FORMATS
+from .ops import OPS, KvType, OpKind, RowKind
+from .plan import FLOAT_FORMATS, Op, Plan, PlanTensor
+from .step import Step
 
 STATE_VALUE_BYTES = 4
 
@@ -58,6 +60,11 @@ class Speed:
         """The least time for the multiply-adds, and for the bytes."""
         multiply = work.int8_macs / self.int8_macs + work.f32_macs / self.f32_macs
         return multiply, work.n_bytes / self.n_bytes
+
+
+def kv_value_bytes(plan: Plan, kv_type: KvType) -> float:
+    """Bytes of one cached key or value, scales included."""
+    return plan.kv_bytes_per_token(kv_type) / max(plan.kv_values_per_token(), 1)
 
 
 def steps_work(plan: Plan, steps: Iterable[Step], kv_value_bytes: float = 2) -> Work:
@@ -142,8 +149,5 @@ def _attention(plan: Plan, op: Op, step: Step, kv_value_bytes: float) -> Work:
 def _positions_read(step: Step, positions: np.ndarray, first: np.ndarray) -> int:
     """Positions that the rows of each sequence see, each counted once."""
     starts, ends = step.seq_start[:-1], step.seq_start[1:]
-    return sum(
-        int(positions[end - 1]) + 1 - int(first[start])
-        for start, end in zip(starts, ends, strict=True)
-        if end > start
-    )
+    has_rows = ends > starts
+    return int((positions[ends[has_rows] - 1] + 1 - first[starts[has_rows]]).sum())

@@ -5,13 +5,13 @@ import pytest
 from martlet.quant.formats import FORMATS
 from martlet.runtime.model import size_pool
 from martlet.runtime.models import record_plan
+from martlet.runtime.work import Speed, Work, step_work, steps_work
 from martlet.scripts.bench_cases import Bench, Case, Room
 from martlet.scripts.bench_open import BLOCK_TOKENS, pool_bytes
-from martlet.scripts.bench_work import Speed, Work, step_work, steps_work
 
 from ..recorded import recorded_model
-from ..runtime.tiny import Chunk, TinyDims, make_step, tiny_model
-from .bench_fakes import CountingExecutor
+from ..scripts.bench_fakes import CountingExecutor
+from .tiny import Chunk, TinyDims, make_step, tiny_model
 
 DIMS = TinyDims(
     dim=64, ffn_dim=96, heads=4, kv_heads=2, head_dim=16, n_layers=3, vocab_size=100, window=20
