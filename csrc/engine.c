@@ -16,11 +16,11 @@
 int32_t mt_abi_version(void) { return MT_ABI_VERSION; }
 
 int64_t mt_sizeof(int32_t which) {
-    static const size_t sizes[] = {sizeof(mt_op),        sizeof(mt_buffer), sizeof(mt_tensor),
-                                   sizeof(mt_kv_layer),  sizeof(mt_plan),   sizeof(mt_options),
-                                   sizeof(mt_step),      sizeof(mt_info),   sizeof(mt_bad_value),
-                                   sizeof(mt_draw_terms)};
-    return which >= 0 && which < 10 ? (int64_t)sizes[which] : -1;
+    static const size_t sizes[] = {sizeof(mt_op),         sizeof(mt_buffer), sizeof(mt_tensor),
+                                   sizeof(mt_kv_layer),   sizeof(mt_plan),   sizeof(mt_options),
+                                   sizeof(mt_step),       sizeof(mt_info),   sizeof(mt_bad_value),
+                                   sizeof(mt_draw_terms), sizeof(mt_op_span)};
+    return which >= 0 && which < 11 ? (int64_t)sizes[which] : -1;
 }
 
 static void *copied(const void *from, size_t n, size_t size) {
@@ -252,7 +252,6 @@ static int32_t create(mt_engine *e, const mt_plan *p, const mt_options *o, mt_ba
     e->state_offsets = calloc((size_t)p->n_states + 1, sizeof *e->state_offsets);
     e->guess_offsets = calloc((size_t)p->n_states + 1, sizeof *e->guess_offsets);
     e->scratch = calloc((size_t)o->n_threads, sizeof *e->scratch);
-    e->op_ns = o->profile ? calloc((size_t)p->n_ops, sizeof *e->op_ns) : NULL;
     mt_gate_init(&e->phases_done);
     e->pool = mt_pool_create(o->n_threads);
     if (!e->ops || !e->buffers || !e->weights || !e->kv || !e->state_offsets || !e->guess_offsets ||
@@ -305,7 +304,6 @@ void mt_engine_free(mt_engine *e) {
     free(e->weights);
     free(e->kv);
     free(e->scratch);
-    free(e->op_ns);
     free(e);
 }
 
@@ -319,9 +317,7 @@ void mt_engine_info(const mt_engine *e, mt_info *info) {
                       .isa = e->isa};
 }
 
-void mt_engine_profile(const mt_engine *e, int64_t *ns) {
-    for (int32_t i = 0; i < e->plan.n_ops; i++) ns[i] = e->op_ns ? e->op_ns[i] : 0;
-}
+void mt_engine_trace(mt_engine *e, mt_op_span *spans) { e->spans = spans; }
 
 /* Part of a block in one layer, within the pool. */
 static uint8_t *block_part(const mt_engine *e, int32_t layer, mt_block block) {
@@ -472,18 +468,18 @@ static void walk(void *raw, int thread) {
     const unsigned saved = _mm_getcsr();
     _mm_setcsr(saved | 0x8040);
 #endif
-    const int timed = e->op_ns && thread == 0;
+    mt_op_span *spans = e->spans ? e->spans + (size_t)thread * (size_t)e->plan.n_ops : NULL;
     unsigned serial = e->first_phase;
     for (int32_t i = 0; i < e->plan.n_ops; i++) {
-        const int64_t start = timed ? now_ns() : 0;
+        if (spans) spans[i].start_ns = spans[i].end_ns = now_ns();
         for (int p = 0; p < MT_PHASES; p++) {
             const mt_phase *phase = mt_phase_of(e->ops[i].kind, p);
             const int n_items = phase ? phase->count(e, &e->ops[i]) : 0;
             if (!n_items) continue;
             run_phase(e, &e->ops[i], phase, ++serial, n_items, thread);
+            if (spans) spans[i].end_ns = now_ns();
             mt_gate_wait(&e->phases_done, serial, MT_SPIN_US);
         }
-        if (timed) e->op_ns[i] += now_ns() - start;
     }
 #if defined(__x86_64__)
     _mm_setcsr(saved);

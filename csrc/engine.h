@@ -116,7 +116,7 @@ struct mt_engine {
     float *partials;    /* (split_rows * heads, splits, v_stride + 2) */
     int32_t max_splits;
     int32_t n_splits;     /* of the longest sequence of the step */
-    int64_t *op_ns;       /* (n_ops) or NULL: time of each op, measured by thread 0 */
+    mt_op_span *spans;    /* (n_threads, n_ops) of the caller, or NULL: see mt_engine_trace */
     mt_share *shares;     /* (n_threads) */
     mt_gate phases_done;  /* how many phases are complete, of this step and those before */
     unsigned first_phase; /* what that was when the step began */

@@ -19,7 +19,7 @@
 /* ---- cffi begins ---- */
 
 enum {
-    MT_ABI_VERSION = 19,
+    MT_ABI_VERSION = 20,
     MT_MOST_GUESSES = 64, /* rows of a sequence that may be taken back */
     MT_ERR_BYTES = 256    /* size of the message buffer that a failing call fills */
 };
@@ -184,11 +184,9 @@ typedef struct mt_options {
     int32_t block_tokens; /* tokens of one KV block, a multiple of 16 */
     int32_t n_blocks;     /* blocks of the KV pool */
     int32_t kv_type;      /* mt_kv_type */
-    int32_t profile;      /* 1: time every op, see mt_engine_profile */
     int32_t n_window_blocks; /* blocks of windowed layers: at most n_blocks */
     int32_t n_states;        /* sequences whose state recurrent layers have room for */
     int32_t n_guesses;       /* rows of each that may be taken back: 0 to MT_MOST_GUESSES */
-    int32_t pad;
 } mt_options;
 
 /* The flat arrays of one step. Rows of a sequence are contiguous, with ascending positions. */
@@ -236,12 +234,18 @@ typedef struct mt_bad_value {
     int64_t row, col;
 } mt_bad_value;
 
+/* When one thread worked on one op of a step, by CLOCK_MONOTONIC: from when the op before it was
+ * complete until this thread found nothing left to do. What follows until the next op is waiting. */
+typedef struct mt_op_span {
+    int64_t start_ns, end_ns;
+} mt_op_span;
+
 typedef struct mt_engine mt_engine;
 
 /* Calls that can fail return 0 on success; otherwise they fill err (MT_ERR_BYTES) with one line. */
 int32_t mt_abi_version(void);
 /* sizeof of: 0 op, 1 buffer, 2 tensor, 3 kv_layer, 4 plan, 5 options, 6 step, 7 info, 8 bad_value,
- * 9 draw_terms. */
+ * 9 draw_terms, 10 op_span. */
 int64_t mt_sizeof(int32_t which);
 int32_t mt_n_isas(void);
 const char *mt_isa_name(int32_t isa);
@@ -267,8 +271,9 @@ int64_t mt_engine_block_bytes(const mt_engine *engine);
 int32_t mt_engine_read_block(const mt_engine *engine, mt_block block, uint8_t *out, char *err);
 int32_t mt_engine_write_block(mt_engine *engine, mt_block block, const uint8_t *in, char *err);
 void mt_engine_info(const mt_engine *engine, mt_info *info);
-/* Nanoseconds that thread 0 spent in each op so far, barrier included: ns[n_ops] of the plan. */
-void mt_engine_profile(const mt_engine *engine, int64_t *ns);
+/* From now on each step leaves in spans[n_threads][n_ops], which the caller keeps, when each thread
+ * worked on each op; NULL ends that. */
+void mt_engine_trace(mt_engine *engine, mt_op_span *spans);
 void mt_engine_free(mt_engine *engine);
 
 /* How to draw a token: exp((logit - best) / temperature) of each are the weights. */
@@ -327,7 +332,7 @@ MT_API int32_t mt_engine_read_block(const mt_engine *engine, mt_block block, uin
 MT_API int32_t mt_engine_write_block(mt_engine *engine, mt_block block, const uint8_t *in,
                                      char *err);
 MT_API void mt_engine_info(const mt_engine *engine, mt_info *info);
-MT_API void mt_engine_profile(const mt_engine *engine, int64_t *ns);
+MT_API void mt_engine_trace(mt_engine *engine, mt_op_span *spans);
 MT_API void mt_engine_free(mt_engine *engine);
 MT_API int64_t mt_draw_bytes(int32_t n);
 MT_API int64_t mt_draw(int32_t isa, const float *logits, int32_t n, const mt_draw_terms *terms,

@@ -9,6 +9,7 @@ An end-of-generation token counts as output and is never shown.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import threading
@@ -53,9 +54,11 @@ from .state_slots import STATE_EVERY, StateSlots
 from .stats import Counts, EngineStats
 from .step import build_step
 from .textstream import TextStream
+from .timeline import Timeline
 from .vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
+_UNTIMED = contextlib.nullcontext()
 
 
 class Engine:
@@ -79,6 +82,7 @@ class Engine:
         state_every: int = STATE_EVERY,
         adapters: Sequence[float] = (),
         speculation: Speculation | None = None,
+        timeline: Timeline | None = None,
     ) -> None:
         """max_queue: requests accepted beyond the max_running that may run at a time.
         step_rows: most rows per step, at most what the executor takes. step_ms: the time a step is
@@ -89,6 +93,7 @@ class Engine:
         state_every: tokens of a long text between snapshots of recurrent layers.
         adapters: how much of each a request gets that does not say.
         speculation: guesses of several tokens, which steps check at once; the text stays the same.
+        timeline: where it is written down what time went into.
         """
         if executor.sees_ahead and prefix_store:
             raise UnsupportedError(
@@ -153,6 +158,7 @@ class Engine:
         self._tokenizer = tokenizer
         self._counts = Counts()
         self._outbox = Outbox(self._fail)
+        self._timeline = timeline
         self._thread: threading.Thread | None = None
 
     # ---- from any thread -------------------------------------------------------------------------
@@ -285,9 +291,10 @@ class Engine:
 
     def step(self) -> bool:
         """One iteration; False if there were no rows to compute. For the thread, and for tests."""
-        self._take_mail()
-        self._end_late_ones()
-        granted = self.scheduler.schedule()
+        with self._span("schedule"):
+            self._take_mail()
+            self._end_late_ones()
+            granted = self.scheduler.schedule()
         if not granted:
             if self.scheduler.waiting:
                 raise ModelError("no waiting request fits into the idle pool")
@@ -305,11 +312,14 @@ class Engine:
             return True
         self._counts.count_step(granted)
         self.scheduler.commit(granted)
-        with self._outbox.held():
+        with self._span("draw"), self._outbox.held():
             # Entries beyond the vocabulary are padding.
             for read in reads.split(logits[:, : self._tokenizer.vocab_size], hidden):
                 self._answer(read)
         return True
+
+    def _span(self, name: str) -> contextlib.AbstractContextManager[None]:
+        return self._timeline.span(name) if self._timeline else _UNTIMED
 
     def _answer(self, read: Read) -> None:
         request = read.request
@@ -444,7 +454,7 @@ class Engine:
         if self._speculation:
             self._speculation.forget(request)
         self._counts.finished[reason] += 1
-        self._outbox.tell(
-            request,
-            request.ending(reason, time.monotonic_ns() if end_ns is None else end_ns, error),
-        )
+        end = request.ending(reason, time.monotonic_ns() if end_ns is None else end_ns, error)
+        if self._timeline:
+            self._timeline.request(request.id, request.arrived_ns, end)
+        self._outbox.tell(request, end)

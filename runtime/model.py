@@ -24,7 +24,9 @@ from .ops import BufferKind, KvType
 from .plan import Plan
 from .state_slots import SPARE_STATES
 from .step import MOST_GUESSES
+from .timeline import Timeline
 from .tokenizer import Tokenizer
+from .trace_file import TraceFile
 from .weights import DequantizedWeights, StoredWeights, WeightSource
 from .window_parts import parts_of_pool
 
@@ -51,6 +53,8 @@ class Model:
     kv_type: KvType = KvType.F16
     adapters: Sequence[Adapter] = ()
     """In the order of their numbers."""
+    timeline: Timeline | None = None
+    """Where it is written down what time goes into; steps already are."""
 
     @property
     def kv_bytes(self) -> int:
@@ -88,6 +92,7 @@ def load_model(
     gives_back: bool = True,
     guesses: int = MOST_GUESSES,
     adapters: Sequence[AdapterFile] = (),
+    trace: TraceFile | None = None,
 ) -> Model:
     """Opens a GGUF file (or the set of a shard).
 
@@ -96,7 +101,7 @@ def load_model(
     dequantize: decode all weights to F32 first, for comparisons; gives_back: layers with a
     window keep little more than it, as engines run them. False for those who lay out steps
     themselves; guesses: rows of a sequence and step that recurrent layers can take back;
-    adapters: which requests can ask for.
+    adapters: which requests can ask for; trace: where steps are written down.
     """
     file = GGUFFile.open(path)
     opened: list[Adapter] = []
@@ -147,7 +152,11 @@ def load_model(
             source.close()
         raise
     _LOG.info("%s: executor %s", path, reason)
-    return Model(config, tokenizer, plan, runner, reason, pool.context, file, kv_type, opened)
+    model = Model(config, tokenizer, plan, runner, reason, pool.context, file, kv_type, opened)
+    if trace:
+        model.timeline = Timeline(trace, config.name)
+        model.executor = model.timeline.traced(runner, plan)
+    return model
 
 
 @dataclass(frozen=True)

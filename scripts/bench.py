@@ -38,16 +38,18 @@ def bench(
     isa: IsaOption = None,
     step_rows: StepRowsOption = 256,
     read_mb: ReadMbOption = None,
+    trace: options.TraceOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Speed of MODEL, and its share of this machine's limits measured in the same run."""
     from martlet.scripts import bench_report
     from martlet.scripts.bench_measure import measure
     from martlet.scripts.bench_open import Options, open_bench
+    from martlet.scripts.tracing import open_trace
 
     cases = cases_of(prefill, decode, batch, depth)
     chosen = Options(executor.value, threads, isa, step_rows, mega(read_mb))
-    with open_bench(model, cases, chosen) as opened:
+    with open_trace(trace) as written, open_bench(model, cases, chosen, written) as opened:
         results = measure(opened.bench, opened.plan, cases, opened.limits, repeat, tell)
     if as_json:
         print_json(bench_report.as_json(opened.facts, opened.limits, results))

@@ -17,6 +17,7 @@ from martlet.runtime.executors.limits import MachineLimits
 from martlet.runtime.machine import choose_threads, memory
 from martlet.runtime.model import Model
 from martlet.runtime.plan import Plan
+from martlet.runtime.trace_file import TraceFile
 from martlet.runtime.work import step_work
 from martlet.scripts.bench_cases import Bench, Case, Room
 from martlet.scripts.bench_measure import Limits
@@ -55,7 +56,9 @@ class Opened:
 
 
 @contextlib.contextmanager
-def open_bench(spec: str, cases: Sequence[Case], options: Options) -> Iterator[Opened]:
+def open_bench(
+    spec: str, cases: Sequence[Case], options: Options, trace: TraceFile | None = None
+) -> Iterator[Opened]:
     with byte_progress() as progress:
         path = find_model(spec, progress=progress)
     room = Room.of(cases)
@@ -67,6 +70,7 @@ def open_bench(spec: str, cases: Sequence[Case], options: Options) -> Iterator[O
         "block_tokens": BLOCK_TOKENS,
         "context": room.positions,
         "kv_bytes": pool_bytes(plan_of_file(path, options.step_rows), room),
+        "trace": trace,
         "gives_back": False,  # steps are laid out here, over whole contexts
         "guesses": 0,
     }

@@ -69,6 +69,7 @@ def open_engine(
             context=model.context,
             adapters=shares,
             speculation=speculation,
+            timeline=model.timeline,
         )
         engine.start()
         try:

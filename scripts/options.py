@@ -119,6 +119,15 @@ LoraOption = Annotated[
         help="Adapter (LoRA, GGUF); may be repeated. With a NAME for requests to that name alone.",
     ),
 ]
+TraceOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace",
+        metavar="FILE",
+        dir_okay=False,
+        help="Write down what time goes into, for ui.perfetto.dev: steps, ops, requests.",
+    ),
+]
 TextOption = Annotated[Path, typer.Option("-f", "--file", help="UTF-8 text.")]
 ChunkTokensOption = Annotated[int, typer.Option("-c", "--context", min=4, help="Tokens per chunk.")]
 ChunksOption = Annotated[

@@ -33,11 +33,13 @@ def run(
     speculate: options.SpeculateOption = "off",
     speculate_rule: options.SpeculateRuleOption = options.SpeculateRule.match,
     draft: options.DraftOption = None,
+    trace: options.TraceOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Complete PROMPT; the figures line on stderr says how long it took."""
     from martlet.runtime.sampling_params import SamplingParams
     from martlet.scripts.generate import open_engine, open_model, prompt_ids, stream
+    from martlet.scripts.tracing import open_trace
 
     params = SamplingParams(
         temperature=temperature,
@@ -52,7 +54,11 @@ def run(
     arguments = load.arguments(context=context, lora=lora, speculate=speculate)
     pieces: list[str] = []
     guesses = speculate, draft, speculate_rule.value
-    with open_model(model, **arguments) as opened, open_engine(opened, *guesses) as engine:
+    with (
+        open_trace(trace) as written,
+        open_model(model, trace=written, **arguments) as opened,
+        open_engine(opened, *guesses) as engine,
+    ):
         ids = prompt_ids(opened, text, chat=chat, system=system)
         finish = stream(engine, ids, params, pieces.append if as_json else write_text)
         values = {**figures(finish), "executor": opened.executor.name}

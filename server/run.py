@@ -134,6 +134,7 @@ def hold(
         max_queue=max_queue,
         adapters=shares,
         speculation=speculation,
+        timeline=model.timeline,
         **engine_options,
     )
     app = create_app(

@@ -46,6 +46,7 @@ _STRUCTS = (
     "mt_info",
     "mt_bad_value",
     "mt_draw_terms",
+    "mt_op_span",
 )
 
 
@@ -152,7 +153,6 @@ class NativeExecutor:
         kv_type: KvType = KvType.F16,
         n_threads: int | None = None,
         isa: str | None = None,
-        profile: bool = False,
         n_window_blocks: int | None = None,
         n_states: int = 1,
         n_guesses: int = MOST_GUESSES,
@@ -173,8 +173,8 @@ class NativeExecutor:
         self.isa_index = self._library.isa_index(isa)
         self.drawer = NativeDrawer(self._ffi, self._lib, self.isa_index)
         self.n_threads = n_threads or choose_threads().count
-        sizes = (self.n_threads, self.isa_index, block_tokens, n_blocks, int(kv_type), int(profile))
-        slots = (self.n_window_blocks, self.n_states, n_guesses, 0)
+        sizes = (self.n_threads, self.isa_index, block_tokens, n_blocks, int(kv_type))
+        slots = (self.n_window_blocks, self.n_states, n_guesses)
         options = self._ffi.new("mt_options *", (*sizes, *slots))
         self._error = self._ffi.new("char[]", self._lib.MT_ERR_BYTES)
         self._stays: list[Any] = []  # what C reads for as long as it lives
@@ -256,11 +256,14 @@ class NativeExecutor:
         where = (block, block if window_block is None else window_block)
         self._check(self._lib.mt_engine_write_block(self._live(), where, pointer, self._error))
 
-    def op_seconds(self) -> np.ndarray:
-        """Seconds spent in each op of the plan so far, (n_ops); zeros unless asked to profile."""
-        ns = np.zeros(self._n_ops, np.int64)
-        self._lib.mt_engine_profile(self._live(), self._ffi.cast("int64_t *", ns.ctypes.data))
-        return ns / 1e9
+    def trace_ops(self) -> np.ndarray:
+        """Has every step from now on note when each thread worked on each op of the plan. What it
+        returns is written over by each: int64 (n_threads, n_ops, 2), starts and ends by
+        time.monotonic_ns."""
+        self._spans = np.zeros((self.n_threads, self._n_ops, 2), np.int64)
+        pointer = self._ffi.cast("mt_op_span *", self._spans.ctypes.data)
+        self._lib.mt_engine_trace(self._live(), pointer)
+        return self._spans
 
     def close(self) -> None:
         if self._engine:
