@@ -20,6 +20,7 @@ from martlet.scripts.divergence import divergence
 from martlet.scripts.doctor import doctor
 from martlet.scripts.doctor import version as installed_version
 from martlet.scripts.estimate import estimate
+from martlet.scripts.explain import explain
 from martlet.scripts.imatrix import imatrix
 from martlet.scripts.inspect_model import inspect
 from martlet.scripts.kld import kld
@@ -39,6 +40,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "pull": pull,
     "inspect": inspect,
     "estimate": estimate,
+    "explain": explain,
     "perplexity": perplexity,
     "kld": kld,
     "quality": quality,

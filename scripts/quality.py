@@ -13,8 +13,6 @@ from martlet.scripts import options
 from martlet.scripts.bench import tell
 from martlet.scripts.console import chunk_progress, print_json
 
-SUFFIXES = (".svg", ".png", ".pdf")
-
 
 @options.with_load_options
 def quality(
@@ -37,14 +35,12 @@ def quality(
     as_json: options.JsonOption = False,
 ) -> None:
     """Size x KL divergence x speed of each FILE, and which of them no other beats."""
-    from martlet.scripts import quality_measure, quality_plot, quality_report
+    from martlet.scripts import picture, quality_measure, quality_plot, quality_report
     from martlet.scripts.comparison import Text, compare
     from martlet.scripts.scored_text import read_text
 
-    if out is not None:  # both before minutes of measuring
-        if out.suffix not in SUFFIXES:
-            raise typer.BadParameter(f"-o {out} must end in {', '.join(SUFFIXES)}.")
-        quality_plot.check_installed()
+    if out is not None:  # before minutes of measuring
+        picture.check(out)
     text = Text(read_text(file), n_ctx, n_chunks)
     sizes = [quality_measure.size_of(spec) for spec in files]
     work = quality_measure.SpeedWork(prefill, decode, repeat)

@@ -1,44 +1,26 @@
 """The picture of `martlet quality`: file size against KL divergence, markers by speed.
-Owns the drawing; must not know where figures come from. Drawn twice, a file has the same bytes."""
+Owns the drawing; must not know where figures come from, or how a picture reaches the disk."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from martlet.quant.whole_file import whole_or_nothing
+from martlet.scripts import picture
 from martlet.scripts.console import note
-from martlet.scripts.errors import ComparisonError, MissingExtra
+from martlet.scripts.errors import ComparisonError
+from martlet.scripts.picture import COLOUR, FAINT
 from martlet.scripts.quality_report import Report, Row
 
 INCHES = (8.0, 5.5)
-DOTS_PER_INCH = 120
-COLOUR, FAINT = "#1f5f8b", "#8a8a8a"
 AREA = 40.0  # points² of a marker without a speed; of the slowest file with one
 MEBIBYTE = 1 << 20
 
 
-def check_installed() -> None:
-    if importlib.util.find_spec("matplotlib") is None:
-        raise MissingExtra(
-            "drawing needs matplotlib: `pip install 'martlet[plot]'` brings it; or leave -o out"
-        )
-
-
 def draw(path: Path, report: Report) -> None:
-    """In the format of the path's suffix."""
-    import matplotlib as mpl
-
     rows = drawable(report.rows)
-    suffix = path.suffix.removeprefix(".")
-    # No random ids, and text that stays text.
-    style: Any = {"svg.hashsalt": "martlet", "svg.fonttype": "none"}
-    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix)
-    with mpl.rc_context(style), whole_or_nothing(path) as out:
-        picture = picture_of(rows, report)
-        picture.savefig(out, format=suffix, dpi=DOTS_PER_INCH, metadata=metadata)
+    picture.save(path, lambda: picture_of(rows, report))
 
 
 def drawable(rows: Sequence[Row]) -> list[Row]:
@@ -55,8 +37,8 @@ def drawable(rows: Sequence[Row]) -> list[Row]:
 def picture_of(rows: Sequence[Row], report: Report) -> Any:
     from matplotlib.figure import Figure
 
-    picture = Figure(figsize=INCHES, layout="constrained")
-    axes = picture.add_subplot()
+    figure = Figure(figsize=INCHES, layout="constrained")
+    axes = figure.add_subplot()
     best = sorted((row for row in rows if row.is_efficient), key=size_mib)
     axes.plot(
         [size_mib(row) for row in best],
@@ -78,7 +60,7 @@ def picture_of(rows: Sequence[Row], report: Report) -> Any:
     title = f"{report.comparison.n_ctx}-token chunks, {rows[0].divergence.n_scored:,} scored{area}"
     axes.set_title(title, fontsize="medium")
     axes.legend(loc="upper right", frameon=False)
-    return picture
+    return figure
 
 
 def draw_row(axes: Any, row: Row, slowest: float) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from martlet.scripts import quality_measure, quality_plot
+from martlet.scripts import picture, quality_measure, quality_plot
 from martlet.scripts.bench_measure import Figure
 from martlet.scripts.comparison import Comparison
 from martlet.scripts.errors import ComparisonError, MissingExtra
@@ -165,7 +165,7 @@ def test_without_matplotlib_the_way_to_it_is_told(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"pip install 'martlet\[plot\]'"):
-        quality_plot.check_installed()
+        picture.check_installed()
 
 
 def test_the_command(martlet: Martlet, tmp_path: Path) -> None:
