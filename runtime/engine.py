@@ -52,7 +52,7 @@ from .service import Service
 from .speculation import Speculation
 from .state_slots import STATE_EVERY, StateSlots
 from .stats import Counts, EngineStats
-from .step import build_step
+from .step import Step, build_step
 from .textstream import TextStream
 from .timeline import Timeline
 from .vocabulary import Vocabulary
@@ -159,6 +159,8 @@ class Engine:
         self._counts = Counts()
         self._outbox = Outbox(self._fail)
         self._timeline = timeline
+        self.last_step: tuple[Step, float] | None = None
+        """As it was laid out, and the seconds it took."""
         self._thread: threading.Thread | None = None
 
     # ---- from any thread -------------------------------------------------------------------------
@@ -251,6 +253,7 @@ class Engine:
             tokens_cached=self.scheduler.n_cached_tokens,
             tokens_recomputed=counts.recomputed,
             steps=counts.steps,
+            rows=counts.rows,
             preemptions=self.scheduler.n_preemptions,
             finished=dict(counts.finished),
             blocks_shared=pool.n_shared,
@@ -377,6 +380,7 @@ class Engine:
         start_s = time.perf_counter()
         logits = self._executor.run(step)
         seconds = time.perf_counter() - start_s
+        self.last_step = step, seconds
         n_streams = sum(item.request.is_streaming for item in granted)
         n_draft = sum(item.n_draft for item in granted)
         if not n_draft:

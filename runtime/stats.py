@@ -39,6 +39,8 @@ class EngineStats:
     steps: int
     preemptions: int
     finished: Mapping[FinishReason, int]
+    rows: int = 0
+    """Computed in all steps, those of guesses and repeated ones included."""
     blocks_shared: int = 0
     """Held by more than one running request."""
     window_blocks_total: int = 0
@@ -71,6 +73,7 @@ class Counts:
     decoded: int = 0
     recomputed: int = 0
     steps: int = 0
+    rows: int = 0
     masks: int = 0
     mask_s: float = 0.0
     missed: Counter[MissReason] = field(default_factory=Counter)
@@ -95,6 +98,7 @@ class Counts:
         for item in granted:
             request = item.request
             start, end = request.n_computed, request.n_computed + item.n_rows
+            self.rows += item.n_rows
             again_until = min(end, request.n_ever_computed)
             n_again = max(0, again_until - start)
             self.recomputed += n_again

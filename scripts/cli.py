@@ -32,11 +32,13 @@ from martlet.scripts.run import run
 from martlet.scripts.serve import serve
 from martlet.scripts.soak import soak
 from martlet.scripts.synthesize import synthesize
+from martlet.scripts.top import top
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "run": run,
     "chat": chat,
     "serve": serve,
+    "top": top,
     "pull": pull,
     "inspect": inspect,
     "estimate": estimate,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -73,6 +74,7 @@ def create_app(
     facts: ModelFacts | None = None,
     lifecycle: Lifecycle | None = None,
     adapters: Sequence[str] = (),
+    last_step: Callable[[], dict[str, Any] | None] = lambda: None,
 ) -> FastAPI:
     """An app over a started engine; who starts it closes it.
 
@@ -80,6 +82,7 @@ def create_app(
     max_unfinished: how many requests the engine takes at a time; None is not known.
     fingerprint: should change whenever the same request and seed could give other tokens.
     lifecycle: of the app that this becomes a part of, which then also keeps the doors.
+    last_step: what it asked of the machine, as of load.py.
     adapters: names of the engine's, by their numbers. Raises RequestError for one of the model's.
     """
     options = options or ServerOptions()
@@ -105,6 +108,7 @@ def create_app(
         facts=facts or ModelFacts(),
         adapters=tuple(adapters),
         lifecycle=lifecycle or Lifecycle(),
+        last_step=last_step,
     )
     # The interactive pages would load scripts from elsewhere; the schema says less than the docs.
     app = FastAPI(title="martlet", docs_url=None, redoc_url=None, openapi_url=None)

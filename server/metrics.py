@@ -9,7 +9,8 @@ count in martlet_requests_total. A request without a second token has no time pe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -18,12 +19,16 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from ..runtime.aggregates import percentile
 from ..runtime.events import Event, FinishEvent, TokenEvent
-from ..runtime.latency import DEFINITIONS
+from ..runtime.latency import DEFINITIONS, Timings
 from ..runtime.stats import EngineStats
 
 NS_PER_S = 1e9
 MS_PER_S = 1e3
+RECENT = 256
+"""Finished requests whose own figures are kept, for percentiles as of now."""
+PERCENTS = (50, 95, 99)
 GAPS_AT_ONCE = 64
 """Gaps of a request are counted in lots: one at a time, each would fetch the code anew."""
 
@@ -158,6 +163,12 @@ COUNTERS: tuple[tuple[str, str, Labels, Callable[[EngineStats], Mapping[Labels, 
         lambda s: {(): s.mask_seconds},
     ),
     ("martlet_steps", "Steps computed.", (), lambda s: {(): s.steps}),
+    (
+        "martlet_rows",
+        "Rows of all steps: tokens of prompts, outputs and guesses, repeated ones included.",
+        (),
+        lambda s: {(): s.rows},
+    ),
     ("martlet_preemptions", "Requests put back to wait.", (), lambda s: {(): s.preemptions}),
 )
 
@@ -208,6 +219,7 @@ class Metrics:
             buckets=TOKEN_BUCKETS,
             registry=self.registry,
         )
+        self._recent: deque[Timings] = deque(maxlen=RECENT)
         self._answers = Counter(
             "martlet_http_responses",
             "HTTP answers by route and status.",
@@ -234,6 +246,7 @@ class Metrics:
                 return
             count_gaps(times)
             if isinstance(event, FinishEvent) and event.reason in ("stop", "length"):
+                self._recent.append(event.timings)
                 for histogram, figure in self._histograms:
                     ms = getattr(event.timings, figure)
                     if ms is not None:
@@ -241,8 +254,19 @@ class Metrics:
 
         return observe
 
+    def recent_latencies(self) -> dict[str, Any]:
+        """Percentiles over the last requests that ended well; null where none has such a time."""
+        ends = tuple(self._recent)
+        ttft = [end.ttft_ms for end in ends if end.ttft_ms is not None]
+        tpot = [end.tpot_ms for end in ends if end.tpot_ms is not None]
+        return {"n": len(ends), "ttft_ms": _percentiles(ttft), "tpot_ms": _percentiles(tpot)}
+
     def count_answer(self, route: str, status: int) -> None:
         self._answers.labels(self._model_name, route, str(status)).inc()
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
+
+
+def _percentiles(values: Sequence[float]) -> dict[str, float | None]:
+    return {f"p{percent}": percentile(values, percent) for percent in PERCENTS}

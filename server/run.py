@@ -24,9 +24,11 @@ from ..runtime.errors import MartletError
 from ..runtime.model import Model
 from ..runtime.prefix_store import PrefixStore
 from ..runtime.speculation import speculation_of
+from ..runtime.work import Speed
 from .app import create_app
 from .facts import facts_of
 from .lifecycle import Lifecycle
+from .load import last_step
 from .options import ADDRESSES, ANY, LOOPBACK_NAMES, ServerOptions, is_loopback
 from .shelf import Loaded, Shelf
 from .switch import create_shelf_app
@@ -54,6 +56,7 @@ def serve(
     fingerprint: str = "martlet",
     chat_template: str | None = None,
     options: ServerOptions | None = None,
+    limits: Speed | None = None,
     listener: socket.socket | None = None,
     on_ready: Callable[[str], None] = lambda url: None,
     on_drain: Callable[[int], None] = lambda n_inside: None,
@@ -81,6 +84,7 @@ def serve(
             fingerprint=fingerprint,
             chat_template=chat_template,
             options=options,
+            limits=limits,
         )
         run_app(held.app, listener, on_ready, on_drain, options.drain_s, held.close)
 
@@ -112,10 +116,12 @@ def hold(
     speculate: str = "off",
     speculate_rule: str = "match",
     drafter: Drafter | None = None,
+    limits: Speed | None = None,
     **engine_options: Any,
 ) -> Loaded:
     """The model with a running engine and an app; lifecycle as in create_app; speculate, its rule
-    and drafter as of speculation_of. Closing it ends the engine and leaves the model open."""
+    and drafter as of speculation_of; limits: of this machine, where they are known. Closing it ends
+    the engine and leaves the model open."""
     shares, generates = [adapter.share for adapter in model.adapters], model.config.generates
     speculation = speculation_of(
         speculate,
@@ -149,6 +155,7 @@ def hold(
         facts=facts_of(model),
         options=options,
         lifecycle=lifecycle,
+        last_step=partial(last_step, engine, model, limits),
     )
     engine.start()
     return Loaded(app, app.state.service, engine.close)

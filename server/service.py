@@ -5,7 +5,7 @@ Owns: Service, Prompt, names the model answers to. Must not know: requests, dial
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +57,8 @@ class Service:
     facts: ModelFacts = field(default_factory=ModelFacts)
     courier: Courier = field(default_factory=Courier)
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
+    last_step: Callable[[], dict[str, Any] | None] = lambda: None
+    """As of load.py; None where nobody knows the engine's steps."""
 
     @property
     def state(self) -> str:

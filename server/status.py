@@ -66,6 +66,11 @@ def figures(service: Service) -> dict[str, Any]:
             "used": now.blocks_used,
             "cached": now.blocks_cached,
         },
+        "prompt_tokens": {"computed": now.tokens_prefilled, "cached": now.tokens_cached},
+        "steps": now.steps,
+        "rows": now.rows,
+        "last_step": service.last_step(),
+        "recent": service.metrics.recent_latencies(),
         "resident_bytes": resident_bytes(),
     }
 

@@ -71,6 +71,9 @@ def test_page_is_not_for_rebound_names(client: httpx.Client) -> None:
     assert_refused(client.get("/", headers={"host": "evil.example"}), 403)
 
 
+NOTHING = {"p50": None, "p95": None, "p99": None}
+
+
 def test_stats_tell_what_goes_on() -> None:
     engine = ScriptedEngine(says("", end=False), token_s=0.01, slots=1)
     with serving(engine, grace_s=0.01) as client:
@@ -84,6 +87,11 @@ def test_stats_tell_what_goes_on() -> None:
             "running": 0,
             "waiting": 0,
             "kv_blocks": {"total": 8, "used": 0, "cached": 0},
+            "prompt_tokens": {"computed": 0, "cached": 0},
+            "steps": 0,
+            "rows": 0,
+            "last_step": None,
+            "recent": {"n": 0, "ttft_ms": NOTHING, "tpot_ms": NOTHING},
         }
         body = chat_body(stream=True)
         path = "/v1/chat/completions"
