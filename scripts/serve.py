@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,10 +18,12 @@ from martlet.scripts.console import note
 from martlet.scripts.exposure import check_exposure, read_keys
 from martlet.scripts.generate import check_draft
 from martlet.scripts.serve_many import models_of, places
+from martlet.scripts.telemetry import open_spans
 
 if TYPE_CHECKING:
     from martlet.runtime.model import Model
     from martlet.runtime.prefix_store import PrefixStore
+    from martlet.runtime.work import Speed
     from martlet.server import ServerOptions
     from martlet.server.lifecycle import Lifecycle
 
@@ -106,9 +109,25 @@ def serve(
             help="Time a step is kept near. Default: twice what its streams take without prompts.",
         ),
     ] = None,
+    trace: options.TraceOption = None,
+    otel: Annotated[
+        bool,
+        typer.Option(
+            "--otel",
+            help="Send spans of requests by OpenTelemetry, where OTEL_EXPORTER_OTLP_ENDPOINT says.",
+        ),
+    ] = False,
+    limits: Annotated[
+        bool,
+        typer.Option(
+            "--limits",
+            help="Measure first what this machine can do at best, to tell what binds: a second.",
+        ),
+    ] = False,
     config: ConfigurationOption = None,
 ) -> None:
     """Answer OpenAI-style requests with MODEL until Ctrl-C. See docs/serving.md."""
+    from martlet.scripts.tracing import open_trace
     from martlet.server import ServerOptions
     from martlet.server.options import LOOPBACK_NAMES
     from martlet.server.run import open_socket
@@ -138,7 +157,7 @@ def serve(
         log=log_record if log_requests or log_prompts else None,
         log_prompts=log_prompts,
     )
-    engine = {
+    engine: dict[str, Any] = {
         "max_queue": max_queue,
         "step_ms": step_ms,
         "speculate": speculate,
@@ -148,7 +167,15 @@ def serve(
     if prefix_cache_dir:
         check_can_save(load.executor.value)
     # The address first: whether it can be had is known long before a model is loaded.
-    with open_socket(host, port) as listener:
+    with (
+        open_socket(host, port) as listener,
+        open_trace(trace) as written,
+        open_spans(otel) as spans,
+    ):
+        served = replace(served, spans=spans)
+        arguments["trace"] = written
+        if limits:
+            engine["limits"] = measured_limits(load)
         place: dict[str, Any] = {"host": host, "listener": listener, "options": served}
         if is_shelf:
             kept = {"keep_alive_s": keep_alive, "max_bytes": max_memory}
@@ -208,6 +235,16 @@ def serve_several(
         print(curl_line(next(iter(models)), url, True, bool(options.api_keys)), flush=True)
 
     serve_shelf(Shelf(offered, **kept), on_ready=ready, on_drain=stopping(options), **place)
+
+
+def measured_limits(load: options.LoadOptions) -> Speed:
+    from martlet.scripts.bench_open import Options
+    from martlet.scripts.limits import measure_speed
+
+    speed = measure_speed(Options(threads=load.threads))
+    int8, read = speed.int8_macs / 1e9, speed.n_bytes / 1e9
+    note(f"limits of this machine: int8 {int8:.0f} GMAC/s, read {read:.1f} GB/s")
+    return speed
 
 
 def stopping(options: ServerOptions) -> Callable[[int], None]:

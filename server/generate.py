@@ -29,6 +29,7 @@ from .reasoning import Splitter
 from .reply import NewWriter, Reply, Writer
 from .schema import MAX_CHOICES
 from .service import Prompt, Service
+from .spans import Told, both
 from .stream import collect, stream, unfinished
 from .structured import compiled
 from .tool_reader import CallReader
@@ -130,6 +131,8 @@ async def generate(service: Service, route: Route, request: Request) -> Response
     request.state.choices = reply.choices  # for the access log
     writer = route.writer(reply)
     watch = service.metrics.watch(is_stream)
+    if service.options.spans and prepared.asks:
+        watch = both(watch, service.options.spans(told(service, request, prepared, reply)))
     unread = service.options.max_unread
     job = Job(service.engine, reply.id, watch, service.courier, unread, request.state.arrived_ns)
     headers = ignored_header(prepared.ignored)
@@ -148,6 +151,20 @@ async def generate(service: Service, route: Route, request: Request) -> Response
         job.cancel()
         raise
     return JSONResponse(answer, headers=headers)
+
+
+def told(service: Service, request: Request, prepared: Prepared, reply: Reply) -> Told:
+    """As the first of its engine requests has it; the others differ in their seeds."""
+    return Told(
+        path=request.url.path,
+        headers=request.headers,
+        answer_id=reply.id,
+        asked_model=reply.model,
+        served_model=service.model_name,
+        params=prepared.asks[0].params,
+        n_asks=len(prepared.asks),
+        arrived_ns=request.state.arrived_ns,
+    )
 
 
 def submit(job: Job, asks: Sequence[Ask]) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from .bridge import Patience
+from .spans import Spans
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 ANY = "*"
@@ -55,6 +56,8 @@ class ServerOptions:
     """Takes a record of each request."""
     log_prompts: bool = False
     """Bodies of requests go into those records too."""
+    spans: Spans | None = None
+    """Takes the phases of each generating request."""
 
     @property
     def patience(self) -> Patience:
