@@ -16,8 +16,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from .events import NS_PER_MS, FinishEvent
+from .events import FinishEvent
 from .executors import Executor
+from .latency import NS_PER_MS
 from .ops import OPS
 from .plan import Op, Plan
 from .step import Step

@@ -18,7 +18,8 @@ from typing import Any
 from opentelemetry import propagate, trace
 from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, TracerProvider
 
-from ..runtime.events import NS_PER_MS, Event, FinishEvent
+from ..runtime.events import Event, FinishEvent
+from ..runtime.latency import NS_PER_MS
 from .spans import Observe, Told
 
 COMPLETIONS = ("/v1/completions", "/api/generate")  # all other routes chat

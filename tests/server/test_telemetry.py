@@ -147,7 +147,8 @@ def test_how_others_end(exporter: InMemorySpanExporter, spans: OtelSpans) -> Non
 
 
 def test_an_engine_that_fails_is_an_error(exporter: InMemorySpanExporter, spans: OtelSpans) -> None:
-    from martlet.runtime.events import FinishEvent, Timings
+    from martlet.runtime.events import FinishEvent
+    from martlet.runtime.latency import Timings
     from martlet.runtime.sampling_params import SamplingParams
     from martlet.server.spans import Told
 
