@@ -84,7 +84,8 @@ def test_states_are_read_and_written_once_a_step(name: str) -> None:
     assert kv_bytes(1) == 2 * plan.state_bytes + per_token
     assert kv_bytes(5) == 2 * plan.state_bytes + 5 * per_token
     room = Room(n_seqs=6, positions=20)
-    pool = size_pool(plan, config, BLOCK_TOKENS, context=20, kv_bytes=pool_bytes(plan, room))
+    n_bytes = pool_bytes(plan, room)
+    pool = size_pool(plan, config, BLOCK_TOKENS, context=20, kv_bytes=n_bytes, guesses=0)
     assert pool.n_states is not None
     assert pool.n_states >= room.n_seqs
     assert pool.n_blocks >= room.n_seqs * room.blocks_per_seq(BLOCK_TOKENS)
