@@ -24,7 +24,7 @@ class NoServer(MartletError):
 
 @dataclass(frozen=True)
 class Sample:
-    """Counters by name and, where there is one, the value of their label: `requests.stop`."""
+    """Counters by name and the values of their labels, if they have some: `requests.stop`."""
 
     time_s: float
     counts: Mapping[str, float]
@@ -32,6 +32,14 @@ class Sample:
 
     def __getitem__(self, name: str) -> float:
         return self.counts.get(name, 0.0)
+
+    def total(self, name: str, last_label: str) -> float:
+        """Over all values of the labels before the last."""
+        return sum(
+            value
+            for key, value in self.counts.items()
+            if key.startswith(f"{name}.") and key.endswith(f".{last_label}")
+        )
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def steps(change: Change) -> Rows:
 
 
 def guesses(change: Change) -> Rows:
-    right, wrong = (change.now[f"draft_tokens.{each}"] for each in ("accepted", "rejected"))
+    right, wrong = (change.now.total("draft_tokens", end) for end in ("accepted", "rejected"))
     return [("guesses right", share(right, right + wrong))] if right + wrong else []
 
 

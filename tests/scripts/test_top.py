@@ -49,7 +49,8 @@ def test_rates_are_of_the_time_between_two_looks() -> None:
         **{"prompt_tokens.computed": 96, "requests.stop": 4, "requests.cancelled": 2},
         **{"requests_running": 3, "requests_waiting": 1, "preemptions": 5},
         **{"kv_blocks": 24, "kv_blocks_used": 6, "kv_blocks_cached": 12, "kv_blocks_shared": 2},
-        **{"draft_tokens.accepted": 3, "draft_tokens.rejected": 1},
+        **{"draft_tokens.lookup.accepted": 2, "draft_tokens.model.accepted": 1},
+        **{"draft_tokens.lookup.rejected": 1},
     }
     found = said(change_of(before, now))
     assert found["steps: steps/s"] == "5.00"
