@@ -42,17 +42,22 @@ def bench(
     as_json: options.JsonOption = False,
 ) -> None:
     """Speed of MODEL, and its share of this machine's limits measured in the same run."""
-    from martlet.scripts import bench_report
+    from martlet.scripts import bench_report, records
     from martlet.scripts.bench_measure import measure
     from martlet.scripts.bench_open import Options, open_bench
+    from martlet.scripts.conditions import file_conditions, machine_conditions, martlet_versions
     from martlet.scripts.tracing import open_trace
 
     cases = cases_of(prefill, decode, batch, depth)
     chosen = Options(executor.value, threads, isa, step_rows, mega(read_mb))
+    machine = machine_conditions()  # before we load it ourselves
     with open_trace(trace) as written, open_bench(model, cases, chosen, written) as opened:
         results = measure(opened.bench, opened.plan, cases, opened.limits, repeat, tell)
     if as_json:
-        print_json(bench_report.as_json(opened.facts, opened.limits, results))
+        known = {**machine, **file_conditions(opened.path), **martlet_versions()}
+        kept = bench_report.as_records(opened.facts, known, results)
+        told = bench_report.as_json(opened.facts, opened.limits, results)
+        print_json(records.as_json(kept, **told))
     else:
         print(bench_report.as_text(opened.facts, opened.limits, results))
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from martlet.scripts.records import Record
 
 CONFIDENCE = 0.95
-USUAL = ("output_tokens_per_s", "ttft_ms.p50", "tpot_ms.p50", "end_to_end_ms.p50")
+USUAL = ("tokens_per_s", "output_tokens_per_s", "ttft_ms.p50", "tpot_ms.p50", "end_to_end_ms.p50")
 
 
 def bench_compare(
@@ -28,7 +28,7 @@ def bench_compare(
     ],
     figure: Annotated[
         list[str] | None,
-        typer.Option(help="Which figures; `all`: every shared one. Default: the usual four."),
+        typer.Option(help="Or `all`. Default: throughput and medians."),
     ] = None,
     load: Annotated[
         list[str] | None, typer.Option(help="Only records of this load, as '8 streams'.")

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from martlet.scripts import records
 from martlet.scripts.bench_measure import Figure, Limits, Result
 
 GIGA = 1e9
@@ -24,6 +25,35 @@ def as_json(facts: dict[str, Any], limits: Limits, results: Sequence[Result]) ->
         **facts,
         "limits_per_s": {name: figure_json(f) for name, f in limits.figures().items()},
         "cases": [case_json(result, limits) for result in results],
+    }
+
+
+def as_records(
+    facts: dict[str, Any], conditions: dict[str, Any], results: Sequence[Result]
+) -> list[records.Record]:
+    """One for each case, for `martlet bench-compare`."""
+    label = f"martlet {facts['martlet']}, {facts['model']['file']}"
+    about = {"engine": "martlet", "executor": facts["executor"], "engine_isa": facts["isa"]}
+    about |= {"threads": facts["threads"], "kv_type": "f16", "step_rows": facts["step_rows"]}
+    return [
+        records.Record(
+            label,
+            {**conditions, **about, **case_conditions(result)},
+            {"tokens_per_s": records.Figure(result.tokens_per_s.samples, "tokens/s")},
+        )
+        for result in results
+    ]
+
+
+def case_conditions(result: Result) -> dict[str, Any]:
+    case = result.case
+    is_prefill = case.kind == "prefill"
+    return {
+        "load": case.label,
+        "prompt_tokens": case.depth + case.n_tokens if is_prefill else case.depth,
+        "output_tokens": 0 if is_prefill else case.n_tokens,
+        "cache": f"filled to {case.depth}",
+        "repeats": len(result.seconds.samples),
     }
 
 

@@ -35,16 +35,18 @@ svg{display:block;width:100%;height:auto}svg text{fill:var(--dim);font-size:11.5
 .c0{--c:var(--c0)}.c1{--c:var(--c1)}.c2{--c:var(--c2)}.c3{--c:var(--c3)}.c4{--c:var(--c4)}
 .c5{--c:var(--c5)}
 .legend{display:flex;flex-wrap:wrap;gap:.2rem 1rem;font-size:.85rem}
-.key{display:inline-block;width:.8rem;height:.8rem;border-radius:.2rem;background:var(--c);
-margin-right:.35rem;vertical-align:-.1rem}
+.key{display:inline-block;width:1.6rem;border-top:.18rem solid var(--c);margin-right:.4rem;
+vertical-align:.2rem}.key.dashed{border-top-style:dashed}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:.88rem}
 th,td{padding:.25rem .6rem;border-bottom:1px solid var(--edge);text-align:right;
 font-variant-numeric:tabular-nums;white-space:nowrap}
 th:first-child,td:first-child{text-align:left}
 .text td{white-space:normal;text-align:left;overflow-wrap:anywhere}
 thead th{background:var(--soft)}
+@media(max-width:40rem){svg text{font-size:19px}}
 details{margin:.6rem 0}summary{cursor:pointer}
 """
+AT_ONCE_S = 0.002
 GAP_MARKS = (0, 1, 5, 10, 25, 50, 75, 90, 95, 98, 99, 99.5, 100)
 
 
@@ -99,7 +101,7 @@ def _table(records: Sequence[Record]) -> str:
 
 
 def _remarks(records: Sequence[Record]) -> str:
-    found = [remark for record in records for remark in remarks(record)]
+    found = dict.fromkeys(remark for record in records for remark in remarks(record))
     items = "".join(f"<li>{escape(remark)}</li>" for remark in found)
     return f"<ul>{items}</ul>" if found else ""
 
@@ -132,7 +134,7 @@ def _against_load(records: Sequence[Record], labels: Sequence[str]) -> str:
         ("End to end", ("end_to_end_ms.p50", "end_to_end_ms.p95"), "ms"),
     )
     figures = "".join(
-        _figure(title, plot(lines(names), x_title, unit, is_log_x=True))
+        _figure(f"{title}, {unit}", plot(lines(names), x_title, is_of_loads=True))
         for title, names, unit in plots
     )
     return f'<h2>Latency against load</h2><div class="plots">{figures}</div>'
@@ -142,12 +144,13 @@ def _side(record: Record, colour: int) -> str:
     """The last run in pictures: it is the warmest."""
     runs = record.details["runs"]
     run = runs[-1]
-    figures = (
+    figures = [
         ("Timeline: waiting for the first token (pale), then decoding", _timeline(run, colour)),
         ("Requests in flight", _in_flight(run, colour)),
-        ("KV cache held by running requests", _kv(run, colour)),
-        ("Gaps between pieces of a stream, all runs", _gaps(runs, colour)),
-    )
+        ("Gaps between pieces of a stream, ms, all runs", _gaps(runs, colour)),
+    ]
+    if run["kv"]:  # not every server tells
+        figures.append(("KV cache held by running requests, %", _kv(run, colour)))
     title = f"{record.label}, {record.conditions['load']}"
     drawn = "".join(_figure(*each) for each in figures)
     return f'<h2>{escape(title)}</h2><div class="plots">{drawn}</div>'
@@ -177,15 +180,17 @@ def _in_flight(run: dict[str, Any], colour: int) -> str:
     points, n = [(0.0, 0.0)], 0
     for at, change in sorted(changes):
         n += change
+        if at - points[-1][0] < AT_ONCE_S:  # a stream that asks again at once leaves no gap
+            at, _ = points.pop()
         points.append((at, float(n)))
     line = Line("requests", points, colour, has_dots=False, is_stepped=True)
-    return plot([line], "seconds", "requests")
+    return plot([line], "seconds")
 
 
 def _kv(run: dict[str, Any], colour: int) -> str:
     points = [(at, 100 * share) for at, share in run["kv"]]
     line = Line("of the cache", points, colour, has_dots=False)
-    return plot([line] if points else [], "seconds", "%")
+    return plot([line], "seconds")
 
 
 def _gaps(runs: Iterable[dict[str, Any]], colour: int) -> str:
@@ -199,7 +204,7 @@ def _gaps(runs: Iterable[dict[str, Any]], colour: int) -> str:
     marks = ((mark, percentile(gaps, mark)) for mark in GAP_MARKS)
     points = [(float(mark), value) for mark, value in marks if value is not None]
     n = f"{len(gaps)} gaps"
-    return plot([Line(n, points, colour)] if points else [], "percentile", "ms")
+    return plot([Line(n, points, colour)] if points else [], "percentile")
 
 
 def _figure(title: str, drawn: str) -> str:

@@ -43,8 +43,7 @@ def as_text(records: Sequence[Record]) -> str:
         f"medians of {first.conditions['repeats']} runs; times in ms; spread: (max - min) / median"
         " of out tok/s; definitions: docs/metrics.md",
     ]
-    for record in records:
-        lines += remarks(record)
+    lines += dict.fromkeys(remark for record in records for remark in remarks(record))
     return "\n".join(lines)
 
 
@@ -79,5 +78,5 @@ def remarks(record: Record) -> list[str]:
         found.append(f"{where}{cached.median:.0%} of prompt tokens were cached")
     load, cores = record.conditions.get("load_before"), record.conditions.get("cores")
     if load is not None and cores and load > BUSY * cores:
-        found.append(f"{where}the machine was busy before (load {load} on {cores} cores)")
+        found.append(f"the machine was busy before (load average {load} on {cores} cores)")
     return found

@@ -146,7 +146,7 @@ async def open_sides(
     sides = []
     for target in asked.targets:
         if target.startswith(("http://", "https://")):
-            label = target if len(asked.targets) > 1 else None
+            label = target.partition("://")[2] if len(asked.targets) > 1 else None
             opened = load_sides.open_url(target, label, manner)
         else:
             path = found(target)

@@ -73,7 +73,7 @@ async def open_url(url: str, label: str | None, manner: Manner) -> AsyncIterator
     try:
         facts = await server_facts(target)
         found = {"transport": "http", **facts, **_of_path(manner.file), **manner.notes}
-        yield Side(label or str(facts.get("engine", url)), target, found)
+        yield Side(label or str(facts.get("engine", url.partition("://")[2])), target, found)
     finally:
         await target.close()
 

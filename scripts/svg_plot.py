@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT = 640, 260
-LEFT, RIGHT, TOP, BOTTOM = 58, 12, 12, 40
+LEFT, RIGHT, TOP, BOTTOM = 54, 14, 12, 44
 N_COLOURS = 6
 
 
@@ -44,6 +44,8 @@ class Axis:
     from_px: float
     to_px: float
     is_log: bool = False
+    marks: tuple[float, ...] = ()
+    """Where a logarithmic one has its numbers."""
 
     def at(self, value: float) -> float:
         low, high = self.low, self.high
@@ -54,10 +56,7 @@ class Axis:
 
     def ticks(self) -> list[float]:
         if self.is_log:
-            first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
-            steps = (1, 2, 5) if last - first <= 2 else (1,)
-            found = [step * 10.0**n for n in range(first, last + 1) for step in steps]
-            return [tick for tick in found if self.low <= tick <= self.high * 1.0001]
+            return list(self.marks)
         step = round_step((self.high - self.low) / 5)
         n = math.ceil(self.low / step - 1e-9)
         return [step * i for i in range(n, math.floor(self.high / step + 1e-9) + 1)]
@@ -69,23 +68,21 @@ def round_step(about: float) -> float:
     return next(step * power for step in (1, 2, 5, 10) if step * power >= about * 0.999)
 
 
-def plot(
-    lines: Sequence[Line], x_title: str, y_title: str, *, is_log_x: bool = False, top: float = 0.0
-) -> str:
-    """Lines over a y axis from 0; top: what it reaches at least."""
+def plot(lines: Sequence[Line], x_title: str, *, is_of_loads: bool = False) -> str:
+    """Lines over a y axis from 0. is_of_loads: the x axis has powers, and the points' own marks."""
     xs = [x for line in lines for x, _ in line.points]
     ys = [y for line in lines for _, y in line.points]
     if not xs:
         return '<p class="none">nothing was told of this</p>'
     low, high = min(xs), max(xs)
     if low == high:
-        low, high = (low / 2, high * 2) if is_log_x else (low - 0.5, high + 0.5)
-    x = Axis(low, high, LEFT, WIDTH - RIGHT, is_log_x)
-    y = Axis(0, max(*ys, top, 1e-9) * 1.05, HEIGHT - BOTTOM, TOP)
-    parts = [frame(x, y, x_title, y_title)]
+        low, high = (low / 2, high * 2) if is_of_loads else (low - 0.5, high + 0.5)
+    x = Axis(low, high, LEFT, WIDTH - RIGHT, is_log=is_of_loads, marks=tuple(sorted({*xs})))
+    y = Axis(0, max(*ys, 1e-9) * 1.05, HEIGHT - BOTTOM, TOP)
+    parts = [frame(x, y, x_title)]
     for line in lines:
         parts.append(_line(line, x, y))
-    return svg("".join(parts), HEIGHT) + legend([(line.label, line.colour) for line in lines])
+    return svg("".join(parts), HEIGHT) + legend(lines)
 
 
 def _line(line: Line, x: Axis, y: Axis) -> str:
@@ -112,7 +109,7 @@ def timeline(bars: Sequence[Bar], n_rows: int, end: float, x_title: str) -> str:
     height = TOP + thick * n_rows + BOTTOM
     x = Axis(0, max(end, 1e-9), LEFT, WIDTH - RIGHT)
     y = Axis(n_rows, 0, height - BOTTOM, TOP)
-    parts = [frame(x, y, x_title, "request", y_ticks=False)]
+    parts = [frame(x, y, x_title, has_y_ticks=False)]
     for bar in bars:
         width = max(0.5, x.at(bar.end) - x.at(bar.start))
         faint = " faint" if bar.is_faint else ""
@@ -124,15 +121,15 @@ def timeline(bars: Sequence[Bar], n_rows: int, end: float, x_title: str) -> str:
     return svg("".join(parts), height)
 
 
-def frame(x: Axis, y: Axis, x_title: str, y_title: str, *, y_ticks: bool = True) -> str:
-    """Grid, numbers and titles of both axes."""
+def frame(x: Axis, y: Axis, x_title: str, *, has_y_ticks: bool = True) -> str:
+    """Grid and numbers of both axes, and what the lower one is."""
     parts = []
     bottom, top = y.from_px, y.to_px
     for tick in x.ticks():
         at = x.at(tick)
         parts.append(f'<path class="grid" d="M{at:.1f} {top}V{bottom:.1f}"/>')
         parts.append(f'<text x="{at:.1f}" y="{bottom + 15:.1f}" class="mid">{number(tick)}</text>')
-    for tick in y.ticks() if y_ticks else ():
+    for tick in y.ticks() if has_y_ticks else ():
         at = y.at(tick)
         parts.append(f'<path class="grid" d="M{x.from_px} {at:.1f}H{x.to_px}"/>')
         parts.append(
@@ -140,10 +137,6 @@ def frame(x: Axis, y: Axis, x_title: str, y_title: str, *, y_ticks: bool = True)
         )
     middle = (x.from_px + x.to_px) / 2
     parts.append(f'<text x="{middle}" y="{bottom + 33:.1f}" class="mid">{escape(x_title)}</text>')
-    up = (bottom + top) / 2
-    parts.append(
-        f'<text transform="translate(13 {up:.1f}) rotate(-90)" class="mid">{escape(y_title)}</text>'
-    )
     return "".join(parts)
 
 
@@ -151,10 +144,11 @@ def svg(inside: str, height: float) -> str:
     return f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img">{inside}</svg>'
 
 
-def legend(entries: Sequence[tuple[str, int]]) -> str:
+def legend(lines: Sequence[Line]) -> str:
     keys = (
-        f'<span><i class="key c{colour % N_COLOURS}"></i>{escape(label)}</span>'
-        for label, colour in entries
+        f'<span><i class="key c{line.colour % N_COLOURS}{" dashed" if line.is_dashed else ""}"></i>'
+        f"{escape(line.label)}</span>"
+        for line in lines
     )
     return f'<p class="legend">{"".join(keys)}</p>'
 

@@ -28,7 +28,7 @@ class PacedServer:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
                 fields = dict(line.split(": ", 1) for line in head.split("\r\n")[1:] if line)
-                body = await reader.readexactly(int(fields["Content-Length"]))
+                body = await reader.readexactly(int(fields.get("Content-Length", 0)))
                 if head.startswith("GET"):
                     await self.page(writer, head.split()[1])
                 else:

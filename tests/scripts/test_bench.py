@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 from martlet.scripts.bench_report import significant, table
+from martlet.scripts.compare_rules import MUST_KNOW
+from martlet.scripts.records import read_records
 
 from .conftest import Martlet
 
@@ -33,6 +35,16 @@ def test_json_holds_every_sample_and_what_it_means(martlet: Martlet, tiny_file: 
         macs = case["int8_macs"] + case["f32_macs"]
         assert case["gmac_per_s"] == pytest.approx(macs / seconds["median"] / 1e9)
         check_limit(case, report["limits_per_s"])
+    kept = read_records(saved(report, tiny_file.with_name("bench.json")))
+    assert [record.conditions["load"] for record in kept] == [c["case"] for c in report["cases"]]
+    assert not [name for name in MUST_KNOW for record in kept if name not in record.conditions]
+    for record, case in zip(kept, report["cases"], strict=True):
+        assert [*record.figures["tokens_per_s"].samples] == case["tokens_per_s"]["samples"]
+
+
+def saved(report: dict, path: Path) -> Path:
+    path.write_text(json.dumps(report), encoding="utf-8")
+    return path
 
 
 def check_limit(case: dict, limits: dict) -> None:
