@@ -291,7 +291,7 @@ void mt_engine_free(mt_engine *e) {
     if (!e) return;
     mt_pool_free(e->pool);
     mt_gate_destroy(&e->phases_done);
-    mt_big_free(e->weight_memory, e->weight_bytes);
+    mt_free_weights(e);
     mt_big_free(e->kv_memory, e->kv_bytes);
     mt_big_free((uint8_t *)(void *)e->state_memory, e->state_bytes);
     free(e->state_offsets);
@@ -309,6 +309,7 @@ void mt_engine_free(mt_engine *e) {
 
 void mt_engine_info(const mt_engine *e, mt_info *info) {
     *info = (mt_info){.weight_bytes = (int64_t)e->weight_bytes,
+                      .late_bytes = (int64_t)e->late_bytes,
                       .kv_bytes = (int64_t)e->kv_bytes,
                       .state_bytes = (int64_t)e->state_bytes,
                       .guess_bytes = (int64_t)e->guess_bytes,
@@ -491,13 +492,23 @@ int32_t mt_engine_run(mt_engine *e, const mt_step *step, char *err) {
     e->step = step;
     lay_out_rows(e, step);
     e->first_phase = atomic_load(&e->phases_done.value);
+    atomic_store(&e->n_bad, 0);
     mt_pool_run(e->pool, walk, e);
+    if (atomic_load(&e->n_bad)) {
+        e->step = NULL;
+        return mt_fail(err, "tensor %d is not finite at row %lld, column %lld", e->bad.tensor,
+                       (long long)e->bad.row, (long long)e->bad.col);
+    }
     const size_t width = step->n_hidden ? (size_t)e->buffers[e->plan.hidden].width : 0;
     for (int32_t i = 0; i < step->n_hidden; i++)
         memcpy(step->hidden + (size_t)i * width, mt_row(e, e->plan.hidden, i),
                width * sizeof(float));
     e->step = NULL;
     return 0;
+}
+
+void mt_engine_bad(const mt_engine *e, mt_bad_value *bad) {
+    *bad = atomic_load(&e->n_bad) ? e->bad : (mt_bad_value){.tensor = -1};
 }
 
 int32_t mt_engine_read_rows(const mt_engine *e, int32_t buffer, int32_t n_rows, float *out,

@@ -34,6 +34,8 @@ typedef struct mt_weight {
     int64_t n_tiles;
     uint8_t *packed;    /* matrices: tiles */
     mt_tensor stored;   /* those that stay in the file, as they stand there; they have no tiles */
+    mt_tensor late;     /* what tiles are packed from when first used */
+    uint8_t *is_packed; /* (n_tiles) which are; NULL: all */
     const void *values; /* vectors (float) and tables (double): a copy in the arena of weights */
 } mt_weight;
 
@@ -97,7 +99,8 @@ struct mt_engine {
     float *guess_memory;   /* (n_states, guess_width): rows that may be taken back */
     size_t *guess_offsets; /* (plan.n_states) floats before each recurrent layer's part of that */
     size_t guess_width;
-    uint8_t *weight_memory, *kv_memory, *arena, *scratch_memory;
+    uint8_t *weight_memory, *late_memory, *late_flags, *kv_memory, *arena, *scratch_memory;
+    size_t late_bytes; /* of weight_bytes, those in late_memory */
     size_t weight_bytes, kv_bytes, state_bytes, guess_bytes, arena_bytes, scratch_bytes;
     int32_t block_tokens, n_blocks, n_window_blocks, n_states, n_guesses, kv_type, isa, n_threads;
     int32_t has_logits;
@@ -108,6 +111,8 @@ struct mt_engine {
 
     /* the step being run */
     const mt_step *step;
+    atomic_int n_bad;   /* tiles packed in it that hold bad values */
+    mt_bad_value bad;   /* where one of them does */
     int32_t *row_seq;   /* (max_rows) */
     mt_row_tile *tiles; /* (max_rows) */
     int32_t n_tiles;
@@ -174,6 +179,9 @@ static inline void mt_store_blocks(const mt_engine *e, const mt_op *op, int row,
 int mt_is_matrix(const mt_plan *plan, int32_t tensor);
 /* Fills e->weights and e->n_tokens; e's pool is running. 0 on success. */
 int32_t mt_load_weights(mt_engine *e, const mt_plan *p, mt_bad_value *bad, char *err);
+void mt_free_weights(mt_engine *e);
+/* Packs a tile of a weight that is packed late. No other thread has this tile's item. */
+void mt_pack_late(mt_engine *e, const mt_weight *w, int64_t tile);
 /* Refuses a plan or step that would read or write outside its buffers. 0 on success. */
 int32_t mt_check_plan(const mt_plan *plan, const mt_options *options, char *err);
 int32_t mt_check_step(const mt_engine *e, const mt_step *step, char *err);

@@ -19,7 +19,7 @@
 /* ---- cffi begins ---- */
 
 enum {
-    MT_ABI_VERSION = 20,
+    MT_ABI_VERSION = 21,
     MT_MOST_GUESSES = 64, /* rows of a sequence that may be taken back */
     MT_ERR_BYTES = 256    /* size of the message buffer that a failing call fills */
 };
@@ -138,7 +138,9 @@ typedef struct mt_buffer {
 
 enum mt_tensor_flag {
     MT_TENSOR_MAPPED = 1, /* data is a clean map of a file: its pages may go once they are packed */
-    MT_TENSOR_STAYS = 2   /* data outlives the engine, which reads rows of it to embed them */
+    MT_TENSOR_STAYS = 2,  /* data outlives the engine, which reads rows of it to embed them */
+    MT_TENSOR_LATE = 4    /* data outlives the engine, which packs an expert's tile when a row first
+                           * chooses that expert; not heeded where other ops read the tensor, too */
 };
 
 /* One weight as it stands in the file: rows x cols, blocks along cols. */
@@ -217,7 +219,8 @@ typedef struct mt_step {
 } mt_step;
 
 typedef struct mt_info {
-    int64_t weight_bytes; /* packed weights */
+    int64_t weight_bytes; /* packed weights, with room for those that are not packed yet */
+    int64_t late_bytes;   /* of them, room for weights that are packed when first used */
     int64_t kv_bytes;     /* KV pool */
     int64_t state_bytes;  /* recurrent states */
     int64_t guess_bytes;  /* what is kept of rows that may be taken back */
@@ -255,7 +258,9 @@ int32_t mt_isa_best(void);
 /* Where matrices hold bad values, this fails and `bad` names the first one. */
 mt_engine *mt_engine_create(const mt_plan *plan, const mt_options *options, mt_bad_value *bad,
                             char *err);
+/* Where a weight that is packed late holds a bad value, this fails, and mt_engine_bad tells which. */
 int32_t mt_engine_run(mt_engine *engine, const mt_step *step, char *err);
+void mt_engine_bad(const mt_engine *engine, mt_bad_value *bad);
 /* The first n_rows rows of a float buffer as the last step left them, out[n_rows][width]. What they
  * hold is defined where the plan gives the buffer memory that no other one shares. */
 int32_t mt_engine_read_rows(const mt_engine *engine, int32_t buffer, int32_t n_rows, float *out,
@@ -322,6 +327,7 @@ MT_API int32_t mt_isa_best(void);
 MT_API mt_engine *mt_engine_create(const mt_plan *plan, const mt_options *options,
                                    mt_bad_value *bad, char *err);
 MT_API int32_t mt_engine_run(mt_engine *engine, const mt_step *step, char *err);
+MT_API void mt_engine_bad(const mt_engine *engine, mt_bad_value *bad);
 MT_API int32_t mt_engine_read_rows(const mt_engine *engine, int32_t buffer, int32_t n_rows,
                                    float *out, char *err);
 MT_API int32_t mt_engine_copy_block(mt_engine *engine, mt_block src, mt_block dst, char *err);

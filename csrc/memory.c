@@ -1,4 +1,5 @@
-/* Anonymous maps aligned to 2 MB with MADV_HUGEPAGE: one TLB entry then covers what 512 did. */
+/* Anonymous maps aligned to 2 MB with MADV_HUGEPAGE: one TLB entry then covers what 512 did. Memory that
+ * is to be taken little by little has small pages. */
 #if defined(__linux__)
 #define _GNU_SOURCE
 #endif
@@ -35,6 +36,18 @@ void *mt_big_alloc(size_t n_bytes) {
 void mt_big_free(void *p, size_t n_bytes) {
     if (p) munmap(p, mapped_bytes(n_bytes ? n_bytes : 1));
 }
+
+void *mt_sparse_alloc(size_t n_bytes) {
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void *p = mmap(NULL, n_bytes ? n_bytes : 1, PROT_READ | PROT_WRITE, flags, -1, 0);
+    if (p == MAP_FAILED) return NULL;
+    madvise(p, n_bytes ? n_bytes : 1, MADV_NOHUGEPAGE);
+    return p;
+}
+
+void mt_sparse_free(void *p, size_t n_bytes) {
+    if (p) munmap(p, n_bytes ? n_bytes : 1);
+}
 #else
 void *mt_big_alloc(size_t n_bytes) {
     void *p = NULL;
@@ -46,6 +59,9 @@ void mt_big_free(void *p, size_t n_bytes) {
     (void)n_bytes;
     free(p);
 }
+
+void *mt_sparse_alloc(size_t n_bytes) { return mt_big_alloc(n_bytes); }
+void mt_sparse_free(void *p, size_t n_bytes) { mt_big_free(p, n_bytes); }
 #endif
 
 #if defined(__linux__)
@@ -57,9 +73,16 @@ void mt_drop_pages(const void *p, size_t n_bytes) {
     const uintptr_t end = ((uintptr_t)p + n_bytes) / page * page;
     if (start < end) madvise((void *)start, end - start, MADV_DONTNEED);
 }
+
+void mt_drop_pages_around(const void *p, size_t n_bytes) {
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), start = (uintptr_t)p / page * page;
+    const uintptr_t end = ((uintptr_t)p + n_bytes + page - 1) / page * page;
+    madvise((void *)start, end - start, MADV_DONTNEED);
+}
 #else
 void mt_drop_pages(const void *p, size_t n_bytes) {
     (void)p; /* the system takes clean pages back on its own */
     (void)n_bytes;
 }
+void mt_drop_pages_around(const void *p, size_t n_bytes) { mt_drop_pages(p, n_bytes); }
 #endif

@@ -10,8 +10,13 @@ static inline size_t mt_aligned(size_t n) { return (n + 63) / 64 * 64; }
 /* NULL when out of memory; aligned to 64 bytes at least. */
 void *mt_big_alloc(size_t n_bytes);
 void mt_big_free(void *p, size_t n_bytes);
+/* The same in small pages, so that little more is taken than what is written to. */
+void *mt_sparse_alloc(size_t n_bytes);
+void mt_sparse_free(void *p, size_t n_bytes);
 
 /* Gives back the whole pages inside a clean file map. Anything else would lose its contents. */
 void mt_drop_pages(const void *p, size_t n_bytes);
+/* The same, with the pages at both ends. */
+void mt_drop_pages_around(const void *p, size_t n_bytes);
 
 #endif

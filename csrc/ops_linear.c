@@ -78,6 +78,7 @@ static void multiply_floats(mt_engine *e, const mt_weight *w, const uint8_t *til
 
 void mt_multiply_tile(mt_engine *e, const mt_weight *w, int64_t tile, const mt_operand *x,
                       mt_scratch *s, float *acc) {
+    if (w->is_packed && !w->is_packed[tile]) mt_pack_late(e, w, tile);
     const uint8_t *packed = tile_of(w, tile);
     const int sums = x->n * (x->rest ? 2 : 1);
     if (x->kind == MT_BUF_Q8 && sums <= e->kernels->direct_cols) {

@@ -1,6 +1,12 @@
-/* Places every weight in one huge-page buffer, where all threads pack matrices. Owns the order of tiles
- * and which bad value is told; what a tile looks like is pack.c. */
+/* Places every weight in one huge-page buffer, where all threads pack matrices, and those of experts in
+ * one that is taken little by little where they are packed when first used. Owns the order of tiles and
+ * which bad value is told; what a tile looks like is pack.c. */
+#include <stdlib.h>
 #include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #include "engine.h"
 #include "memory.h"
@@ -43,6 +49,10 @@ static int64_t pack_some(const pack_job *job, int64_t first, int64_t stop, mt_ba
     for (int32_t t = 0; first < stop; start += job->e->weights[t++].n_tiles) {
         const int64_t end = start + job->e->weights[t].n_tiles, here = end < stop ? end : stop;
         if (first >= end) continue;
+        if (job->e->weights[t].is_packed) { /* when it is used */
+            first = here;
+            continue;
+        }
         const int64_t reached = start + pack_part(job, t, first - start, here - start, bad);
         if (reached < here) return reached;
         first = here;
@@ -74,9 +84,52 @@ static int32_t pack_matrices(pack_job *job, mt_bad_value *bad, char *err) {
                    (long long)bad->row, (long long)bad->col);
 }
 
+/* Whether the tensor is packed when it is used: nothing but experts' products reads it, of which every
+ * tile is one thread's at a time. */
+static int is_late(const mt_plan *p, int32_t tensor) {
+    if (!(p->tensors[tensor].flags & MT_TENSOR_LATE)) return 0;
+    for (int32_t i = 0; i < p->n_ops; i++) {
+        const mt_op *op = &p->ops[i];
+        const size_t n_stacks = op->kind == MT_OP_EXPERT_GLU   ? 2
+                                : op->kind == MT_OP_EXPERT_SUM ? 1
+                                                               : 0;
+        for (size_t k = n_stacks; k < sizeof op->w / sizeof op->w[0]; k++)
+            if (op->w[k] == tensor) return 0;
+    }
+    return 1;
+}
+
+void mt_pack_late(mt_engine *e, const mt_weight *w, int64_t tile) {
+#if defined(__x86_64__) /* as at load, where denormals are not flushed */
+    const unsigned saved = _mm_getcsr();
+    _mm_setcsr(saved & ~0x8040u);
+#endif
+    mt_bad_value bad = {.tensor = (int32_t)(w - e->weights)};
+    uint8_t *out = w->packed + (size_t)tile * mt_tile_bytes(w->layout, w->cols);
+    const int is_finite = mt_pack_tile(w->layout, &w->late, tile, out, &bad.row, &bad.col);
+#if defined(__x86_64__)
+    _mm_setcsr(saved);
+#endif
+    if (w->late.flags & MT_TENSOR_MAPPED) {
+        const size_t n = (size_t)(w->late.n_bytes / w->rows) * MT_TILE_ROWS;
+        const size_t at = (size_t)tile * n, all = (size_t)w->late.n_bytes;
+        mt_drop_pages_around((const uint8_t *)w->late.data + at, at + n < all ? n : all - at);
+    }
+    if (is_finite)
+        w->is_packed[tile] = 1;
+    else if (atomic_fetch_add(&e->n_bad, 1) == 0)
+        e->bad = bad;
+}
+
+void mt_free_weights(mt_engine *e) {
+    mt_big_free(e->weight_memory, e->weight_bytes - e->late_bytes);
+    mt_sparse_free(e->late_memory, e->late_bytes);
+    free(e->late_flags);
+}
+
 int32_t mt_load_weights(mt_engine *e, const mt_plan *p, mt_bad_value *bad, char *err) {
     pack_job job = {.e = e, .tensors = p->tensors};
-    size_t n_bytes = 0;
+    size_t n_bytes = 0, late_bytes = 0, late_tiles = 0;
     for (int32_t i = 0; i < p->n_tensors; i++) {
         const mt_tensor *t = &p->tensors[i];
         mt_weight *w = &e->weights[i];
@@ -88,20 +141,40 @@ int32_t mt_load_weights(mt_engine *e, const mt_plan *p, mt_bad_value *bad, char 
         } else if (mt_is_matrix(p, i)) {
             w->layout = layout;
             w->n_tiles = (t->rows + MT_TILE_ROWS - 1) / MT_TILE_ROWS;
-            n_bytes += mt_aligned((size_t)w->n_tiles * mt_tile_bytes(w->layout, w->cols));
+            const size_t packed =
+                mt_aligned((size_t)w->n_tiles * mt_tile_bytes(w->layout, w->cols));
+            if (is_late(p, i)) {
+                w->late = *t;
+                late_bytes += packed;
+                late_tiles += (size_t)w->n_tiles;
+            } else {
+                n_bytes += packed;
+            }
         } else {
             n_bytes += mt_aligned((size_t)t->n_bytes);
         }
         job.n_tiles += w->n_tiles;
     }
-    e->weight_bytes = n_bytes;
+    e->weight_bytes = n_bytes + late_bytes;
+    e->late_bytes = late_bytes;
     e->weight_memory = mt_big_alloc(n_bytes);
     if (!e->weight_memory) return mt_fail(err, "no memory for %zu bytes of weights", n_bytes);
-    uint8_t *at = e->weight_memory;
+    if (late_bytes) {
+        e->late_memory = mt_sparse_alloc(late_bytes);
+        e->late_flags = calloc(late_tiles, 1);
+        if (!e->late_memory || !e->late_flags)
+            return mt_fail(err, "no room for %zu bytes of experts", late_bytes);
+    }
+    uint8_t *at = e->weight_memory, *late = e->late_memory, *flags = e->late_flags;
     for (int32_t i = 0; i < p->n_tensors; i++) {
         mt_weight *w = &e->weights[i];
         if (w->stored.data) continue;
-        if (w->layout) {
+        if (w->late.data) {
+            w->packed = late;
+            late += mt_aligned((size_t)w->n_tiles * mt_tile_bytes(w->layout, w->cols));
+            w->is_packed = flags;
+            flags += w->n_tiles;
+        } else if (w->layout) {
             w->packed = at;
             at += mt_aligned((size_t)w->n_tiles * mt_tile_bytes(w->layout, w->cols));
         } else {

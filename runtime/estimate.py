@@ -75,6 +75,8 @@ class MemoryEstimate:
     attention: str
     weights_mapped: int
     weights_packed: int
+    weights_late: int
+    """Of them, of experts: with mmap_experts none of it before a row chooses them."""
     kv_lower: int
     kv_pool: int
     states: int
@@ -143,6 +145,7 @@ def estimate(
         attention=attention_kind(plan),
         weights_mapped=weights_mapped,
         weights_packed=packed,
+        weights_late=late_bytes(plan),
         kv_lower=sequences * kv_lower_bytes(plan, context, kv_type),
         kv_pool=pool_bytes(n_blocks),
         states=states,
@@ -160,6 +163,11 @@ def aligned(n_bytes: int) -> int:
 
 def weight_bytes(plan: Plan) -> int:
     return sum(aligned(_tensor_bytes(tensor)) for tensor in plan.tensors if not tensor.stays)
+
+
+def late_bytes(plan: Plan) -> int:
+    """Of weights that can be packed when they are first used."""
+    return sum(aligned(_tensor_bytes(plan.tensors[at])) for at in plan.experts_alone())
 
 
 def _tensor_bytes(tensor: PlanTensor) -> int:

@@ -15,7 +15,7 @@ from os import PathLike
 from ..quant.gguf_file import GGUFFile, GGUFTensor
 from .adapters import Adapter, AdapterFile, all_tensors, open_adapters
 from .config import ModelConfig
-from .errors import FileFormatError, RequestError
+from .errors import FileFormatError, RequestError, UnsupportedError
 from .executors import Executor
 from .executors.choice import create_executor
 from .machine import memory
@@ -93,6 +93,7 @@ def load_model(
     guesses: int = MOST_GUESSES,
     adapters: Sequence[AdapterFile] = (),
     trace: TraceFile | None = None,
+    mmap_experts: bool = False,
 ) -> Model:
     """Opens a GGUF file (or the set of a shard).
 
@@ -101,7 +102,8 @@ def load_model(
     dequantize: decode all weights to F32 first, for comparisons; gives_back: layers with a
     window keep little more than it, as engines run them. False for those who lay out steps
     themselves; guesses: rows of a sequence and step that recurrent layers can take back;
-    adapters: which requests can ask for; trace: where steps are written down.
+    adapters: which requests can ask for; trace: where steps are written down; mmap_experts: experts
+    take memory when they are first chosen (native executor).
     """
     file = GGUFFile.open(path)
     opened: list[Adapter] = []
@@ -141,10 +143,16 @@ def load_model(
             n_window_blocks=pool.n_window_blocks,
             n_states=pool.n_states,
             n_guesses=guesses,
+            mmap_experts=mmap_experts or None,
             n_threads=threads,
             isa=isa,
             kv_type=kv_type,
         )
+        if mmap_experts and not hasattr(runner, "late_bytes"):
+            raise UnsupportedError(
+                f"executor {runner.name} holds all weights: leave mmap_experts out, or get the "
+                "native executor (`martlet doctor` says what it lacks)"
+            )
         for source in (file, *(adapter.file for adapter in opened)):
             source.drop_pages()  # packed by now; those of a table that is still read come back
     except BaseException:

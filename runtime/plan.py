@@ -187,6 +187,16 @@ class Plan:
         """Rows see later ones of their step, so that a prompt must be computed in one."""
         return any(op.kind is OpKind.ATTENTION and op.int_of("both_ways") for op in self.ops)
 
+    def experts_alone(self) -> frozenset[int]:
+        """Stacks of experts' matrices, by place among the tensors; those that no other op reads."""
+        stacks: set[int] = set()
+        others: set[int] = set()
+        for op in self.ops:
+            n = {OpKind.EXPERT_GLU: 2, OpKind.EXPERT_SUM: 1}.get(op.kind, 0)
+            stacks |= {w for w in op.weights[:n] if w >= 0}
+            others |= {w for w in op.weights[n:] if w >= 0}
+        return frozenset(stacks - others)
+
     @property
     def most_positions(self) -> int:
         """Rows of the shortest table that is embedded by position; 0: there is none."""

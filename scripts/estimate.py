@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 LINES = (
     ("weights in the file", "weights_mapped", "mapped while loading, then given back"),
     ("weights packed", "weights_packed", "for the native executor"),
+    ("of them experts", "weights_late", "with --mmap-experts only those that tokens chose"),
     ("keys and values, least", "kv_lower", "what attention can still see: {attention}"),
     ("keys and values, pool", "kv_pool", "allocated: {sequences} x {context} tokens"),
     ("states", "states", "of recurrent layers, whatever the length"),

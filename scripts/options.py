@@ -146,6 +146,15 @@ StopOption = Annotated[
 ]
 
 
+MmapExpertsOption = Annotated[
+    bool,
+    typer.Option(
+        "--mmap-experts",
+        help="Leave experts in the file until a token first chooses them. The text stays the same.",
+    ),
+]
+
+
 @dataclass(frozen=True)
 class LoadOptions:
     """How a model is loaded, as every command that computes asks for it."""
@@ -154,6 +163,7 @@ class LoadOptions:
     threads: ThreadsOption = None
     kv_type: KvTypeOption = KvTypeName.f16
     activations: ActivationsOption = ActivationsName.int8
+    mmap_experts: MmapExpertsOption = False
 
     def over_contexts(self, n_ctx: int) -> dict[str, Any]:
         """For those who lay out steps themselves, over whole contexts of n_ctx tokens."""
@@ -166,6 +176,7 @@ class LoadOptions:
             "threads": self.threads,
             "kv_type": self.kv_type.value,
             "activations": self.activations.value,
+            "mmap_experts": self.mmap_experts,
             **others,
         }
 

@@ -21,7 +21,7 @@ from cffi import FFI
 from ...quant.codebooks import MAGNITUDES as CODEBOOKS
 from ...quant.codebooks import packed_codebook
 from ...quant.formats import FORMATS
-from ..errors import ModelError
+from ..errors import FileFormatError, ModelError
 from ..machine import choose_threads
 from ..ops import ABI_VERSION, BUFFER_DTYPE, KV_LAYER_DTYPE, OP_DTYPE, KvType
 from ..plan import Plan, PlanTensor
@@ -156,7 +156,10 @@ class NativeExecutor:
         n_window_blocks: int | None = None,
         n_states: int = 1,
         n_guesses: int = MOST_GUESSES,
+        mmap_experts: bool = False,
     ) -> None:
+        """mmap_experts: weights of experts stay in the mapped file until a row first chooses them,
+        and take memory from then on."""
         self.max_rows = plan.max_rows
         self.block_tokens = block_tokens
         self.n_blocks = n_blocks
@@ -178,18 +181,20 @@ class NativeExecutor:
         options = self._ffi.new("mt_options *", (*sizes, *slots))
         self._error = self._ffi.new("char[]", self._lib.MT_ERR_BYTES)
         self._stays: list[Any] = []  # what C reads for as long as it lives
-        plan_c, keep = self._plan(plan, weights)
+        late = plan.experts_alone() if mmap_experts else frozenset()
+        plan_c, keep = self._plan(plan, weights, late)
+        self._names = [(tensor.name, tensor.shape) for tensor in plan.tensors]
         bad = self._ffi.new("mt_bad_value *")
         self._engine = self._lib.mt_engine_create(plan_c, options, bad, self._error)
         del keep  # C has copied or repacked everything
         if not self._engine and bad.tensor >= 0:
-            tensor = plan.tensors[bad.tensor]
-            raise not_finite(tensor.name, (*np.unravel_index(bad.row, tensor.shape[:-1]), bad.col))
+            raise self._not_finite(bad)
         if not self._engine:
             raise ModelError(self._message())
         info = self._ffi.new("mt_info *")
         self._lib.mt_engine_info(self._engine, info)
-        self.weight_bytes, self.kv_bytes = info.weight_bytes, info.kv_bytes
+        self.weight_bytes, self.late_bytes = info.weight_bytes, info.late_bytes
+        self.kv_bytes = info.kv_bytes
         self.state_bytes, self.guess_bytes = info.state_bytes, info.guess_bytes
         self.arena_bytes = info.arena_bytes
 
@@ -219,7 +224,13 @@ class NativeExecutor:
         record.logits = self._ffi.from_buffer("float[]", logits)
         hidden = np.empty((record.n_hidden, self.hidden.shape[1]), np.float32)
         record.hidden = self._ffi.from_buffer("float[]", hidden)
-        self._check(self._lib.mt_engine_run(self._live(), record, self._error))
+        status = self._lib.mt_engine_run(self._live(), record, self._error)
+        if status:
+            bad = self._ffi.new("mt_bad_value *")
+            self._lib.mt_engine_bad(self._engine, bad)
+            if bad.tensor >= 0:
+                raise self._not_finite(bad)
+        self._check(status)
         self.hidden = hidden
         return logits
 
@@ -277,14 +288,17 @@ class NativeExecutor:
 
     # -- handing over -----------------------------------------------------------------------
 
-    def _plan(self, plan: Plan, weights: WeightSource) -> tuple[Any, list[Any]]:
-        """The mt_plan, and what must stay alive while C reads it."""
+    def _plan(
+        self, plan: Plan, weights: WeightSource, late: frozenset[int]
+    ) -> tuple[Any, list[Any]]:
+        """The mt_plan, and what must stay alive while C reads it. late: tensors to be packed when
+        they are first used, if they are in a mapped file."""
         new, cast = self._ffi.new, self._ffi.from_buffer
         ops, buffers, kv_layers = plan.op_records(), plan.buffer_records(), plan.kv_records()
         states, inputs = (np.array(n, np.int32) for n in (plan.states, plan.inputs))
         tensors = new("mt_tensor[]", len(plan.tensors))
         keep: list[Any] = [ops, buffers, kv_layers, states, inputs, tensors]
-        for record, tensor in zip(tensors, plan.tensors, strict=True):
+        for at, (record, tensor) in enumerate(zip(tensors, plan.tensors, strict=True)):
             fmt, values = _tensor_bytes(tensor, weights)
             data = cast(values)
             record.format, record.n_bytes, record.data = fmt, values.nbytes, data
@@ -292,12 +306,17 @@ class NativeExecutor:
             if tensor.stays:
                 record.flags = self._lib.MT_TENSOR_STAYS
                 self._stays += [values, data]
+            elif at in late and record.flags:
+                record.flags |= self._lib.MT_TENSOR_LATE
+                self._stays += [values, data]
             record.rows = math.prod(tensor.shape[:-1])
             record.cols = tensor.shape[-1]
             keep += [values, data]
             if tensor.format in CODEBOOKS and tensor.values is None:
                 record.codebook = cast("uint16_t[]", packed_codebook(tensor.format))
                 keep.append(record.codebook)
+                if at in late:
+                    self._stays.append(record.codebook)
         record = new("mt_plan *")
         record.n_ops, record.n_buffers = len(plan.ops), len(plan.buffers)
         record.n_tensors, record.n_kv_layers = len(plan.tensors), len(plan.kv_layers)
@@ -310,6 +329,10 @@ class NativeExecutor:
         record.kv_layers = cast("mt_kv_layer[]", kv_layers)
         record.tensors = tensors
         return record, keep
+
+    def _not_finite(self, bad: Any) -> FileFormatError:
+        name, shape = self._names[bad.tensor]
+        return not_finite(name, (*np.unravel_index(bad.row, shape[:-1]), bad.col))
 
     def _ints(self, values: np.ndarray) -> Any:
         """A pointer into an int32 array; the step keeps the array alive during the call."""
