@@ -63,18 +63,22 @@ class Timeline:
             "output_tokens": end.n_output,
             "preempted": end.trace.n_preempted,
         }
-        phases: tuple[tuple[str, float, float, dict[str, Any]], ...] = (
-            ("request", 0.0, timings.end_to_end_ms, told),
-            ("queue", 0.0, timings.queue_ms, {}),
-            ("prefill", timings.queue_ms, timings.prefill_ms, {}),
-            ("decode", timings.queue_ms + timings.prefill_ms, timings.decode_ms, {}),
-        )
-        lines = []
-        for name, after_ms, ms, args in phases:
-            start = self._file.us(arrived_ns + round(after_ms * NS_PER_MS))
-            same = {"pid": self.pid, "tid": ENGINE, "cat": "request", "id": request_id}
-            lines.append(event(ph="b", ts=start, name=name, **same, args=args))
-            lines.append(event(ph="e", ts=start + ms * NS_PER_MS / NS_PER_US, name=name, **same))
+        same = {"pid": self.pid, "tid": ENGINE, "cat": "request", "id": request_id}
+        at, lines = self._file.us(arrived_ns), list[str]()
+
+        def mark(phase: str, name: str, **args: Any) -> None:
+            lines.append(event(ph=phase, ts=at, name=name, **same, **args))
+
+        mark("b", "request", args=told)
+        for name, ms in (
+            ("queue", timings.queue_ms),
+            ("prefill", timings.prefill_ms),
+            ("decode", timings.decode_ms),
+        ):
+            mark("b", name)
+            at += ms * NS_PER_MS / NS_PER_US
+            mark("e", name)
+        mark("e", "request")
         self._file.add(lines)
 
     def traced(self, executor: Executor, plan: Plan) -> Executor:

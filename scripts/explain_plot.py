@@ -38,6 +38,8 @@ def picture_of(report: Report, subject: Subject) -> Any:
 
 
 def draw_roof(axes: Any, report: Report) -> None:
+    from matplotlib.ticker import LogLocator
+
     speed, lines = report.speed, report.lines
     found = [line.bound.intensity for line in lines]
     knee = speed.int8_macs / speed.n_bytes
@@ -50,6 +52,7 @@ def draw_roof(axes: Any, report: Report) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     for each in (axes.xaxis, axes.yaxis):
+        each.set_major_locator(LogLocator(subs=(1, 2, 5)))
         each.set_major_formatter("{x:,.4g}")
         each.set_minor_formatter("")
     axes.grid(alpha=0.3, which="both")

@@ -128,6 +128,7 @@ def test_requests_and_steps_of_an_engine(tmp_path: Path) -> None:
         assert lasted["decode"] == pytest.approx(timings.decode_ms, abs=1e-3)
         assert begun["decode"]["ts"] == pytest.approx(ended["prefill"], abs=1e-2)
         assert begun["request"]["args"]["output_tokens"] == 4
+        assert ended["request"] == ended["decode"]
 
 
 def test_the_executor_behind_a_trace_is_the_same(tmp_path: Path) -> None:
