@@ -6,14 +6,16 @@ A general client costs several times as much per piece of a stream, on the cores
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 import time
 from dataclasses import dataclass, field
+from typing import cast
 from urllib.parse import urlsplit
 
 from martlet.quant.errors import MartletError
 
-READ_BYTES = 1 << 16
+MOST_HEADER = 1 << 16
 
 
 class HttpError(MartletError):
@@ -60,6 +62,114 @@ class Chunked:
         return b"".join(out)
 
 
+class Counted:
+    """A body of a length that was told."""
+
+    def __init__(self, n_bytes: int) -> None:
+        self._left = n_bytes
+
+    @property
+    def is_over(self) -> bool:
+        return self._left <= 0
+
+    def feed(self, data: bytes) -> bytes:
+        self._left -= len(data)
+        return data
+
+
+class Endless:
+    """A body that ends with its connection."""
+
+    is_over = False
+
+    def feed(self, data: bytes) -> bytes:
+        return data
+
+
+class Closed(Exception):
+    """Before any byte of an answer came."""
+
+
+class Wire(asyncio.Protocol):
+    """One connection. Bytes are noted where the loop hands them over: waking a task for each piece
+    would cost twice as much."""
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self._transport: asyncio.Transport | None = None
+        self._answer: asyncio.Future[Reply] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+
+    async def ask(self, asked: bytes) -> Reply:
+        """Raises Closed, HttpError; when it is cancelled, the connection goes."""
+        if not self.is_open:
+            raise Closed
+        assert self._transport is not None
+        self._answer = asyncio.get_running_loop().create_future()
+        self._head, self._reply, self._is_kept = b"", Reply(0), True
+        self._body: Chunked | Counted | Endless | None = None
+        self._transport.write(asked)
+        try:
+            return await self._answer
+        finally:
+            self._answer = None
+            if not self._is_kept or self._body is None or not self._body.is_over:
+                self.close()
+
+    def data_received(self, data: bytes) -> None:
+        at_ns = time.monotonic_ns()
+        if self._answer is None or self._answer.done():  # nobody asked
+            self.close()
+            return
+        try:
+            if self._body is None:
+                self._head += data
+                head, end, data = self._head.partition(b"\r\n\r\n")
+                if not end:
+                    if len(head) > MOST_HEADER:
+                        raise HttpError("the server's headers do not end")
+                    return
+                self._body = self._begin(head)
+            self._reply.pieces.append((at_ns, self._body.feed(data)))
+        except (HttpError, ValueError, IndexError) as error:
+            self._answer.set_exception(HttpError(f"no HTTP answer: {error}"))
+            return
+        if self._body.is_over:
+            self._answer.set_result(self._reply)
+
+    def _begin(self, head: bytes) -> Chunked | Counted | Endless:
+        first, *lines = head.decode("latin-1").split("\r\n")
+        self._reply.status = int(first.split()[1])
+        split = (line.partition(":") for line in lines)
+        fields = {name.strip().lower(): value.strip() for name, _, value in split}
+        self._is_kept = fields.get("connection", "").lower() != "close"
+        if "chunked" in fields.get("transfer-encoding", "").lower():
+            return Chunked()
+        length = fields.get("content-length")
+        return Endless() if length is None else Counted(int(length))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_open = False
+        answer = self._answer
+        if answer is None or answer.done():
+            return
+        if isinstance(self._body, Endless):
+            answer.set_result(self._reply)
+        elif self._body is None and not self._head:
+            answer.set_exception(Closed())
+        else:
+            answer.set_exception(
+                HttpError("the server closed the connection in the middle of an answer")
+            )
+
+    def close(self) -> None:
+        self.is_open = False
+        if self._transport is not None:
+            self._transport.close()
+
+
 class Connections:
     """To one server, as many as are asked for at a time; an idle one is taken again."""
 
@@ -71,7 +181,7 @@ class Connections:
         self._host, self._base = parts.hostname, parts.path.rstrip("/")
         self._port = parts.port or (443 if self._tls else 80)
         self._netloc = parts.netloc.rpartition("@")[2]
-        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._idle: list[Wire] = []
 
     async def ask(
         self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
@@ -82,85 +192,22 @@ class Connections:
         lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
         asked = "\r\n".join([*lines, "", ""]).encode() + body
         while self._idle:
-            reader, writer = self._idle.pop()
-            head = await self._head(reader, writer, asked)
-            if head is not None:  # else the server has closed it meanwhile
-                return await self._body(reader, writer, head)
-        reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._tls)
-        head = await self._head(reader, writer, asked)
-        if head is None:
-            raise HttpError("the server closed the connection before it answered")
-        return await self._body(reader, writer, head)
-
-    async def _head(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, asked: bytes
-    ) -> bytes | None:
-        """None where the connection was closed before any byte came."""
-        head = None
+            with contextlib.suppress(Closed):  # by the server, while it was idle
+                return await self._over(self._idle.pop(), asked)
+        loop = asyncio.get_running_loop()
+        _, wire = await loop.create_connection(Wire, self._host, self._port, ssl=self._tls)
         try:
-            writer.write(asked)
-            head = await reader.readuntil(b"\r\n\r\n")
-        except (ConnectionError, asyncio.IncompleteReadError) as error:
-            if getattr(error, "partial", b""):
-                raise HttpError("the server closed the connection within its headers") from None
-        except asyncio.LimitOverrunError:
-            raise HttpError("the server's headers do not end") from None
-        finally:
-            if head is None:
-                writer.close()
-        return head
+            return await self._over(wire, asked)
+        except Closed:
+            raise HttpError("the server closed the connection before it answered") from None
 
-    async def _body(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: bytes
-    ) -> Reply:
-        is_kept = False
-        try:
-            reply, is_kept = await _read(reader, head)
-            return reply
-        finally:
-            if is_kept:
-                self._idle.append((reader, writer))
-            else:
-                writer.close()
+    async def _over(self, wire: Wire, asked: bytes) -> Reply:
+        reply = await wire.ask(asked)
+        if wire.is_open:
+            self._idle.append(wire)
+        return reply
 
     def close(self) -> None:
-        for _, writer in self._idle:
-            writer.close()
+        for wire in self._idle:
+            wire.close()
         self._idle.clear()
-
-
-async def _read(reader: asyncio.StreamReader, head: bytes) -> tuple[Reply, bool]:
-    """The reply, and whether its connection can be used again."""
-    first, *lines = head.decode("latin-1").split("\r\n")
-    try:
-        status = int(first.split()[1])
-    except (IndexError, ValueError):
-        raise HttpError(f"{first[:80]!r} is no HTTP status line") from None
-    split = (line.partition(":") for line in lines)
-    fields = {name.strip().lower(): value.strip() for name, _, value in split}
-    reply = Reply(status)
-    is_kept = fields.get("connection", "").lower() != "close"
-    if "chunked" in fields.get("transfer-encoding", "").lower():
-        chunked = Chunked()
-        while not chunked.is_over:
-            data = await _some(reader)
-            at_ns = time.monotonic_ns()
-            reply.pieces.append((at_ns, chunked.feed(data)))
-    elif "content-length" in fields:
-        left = int(fields["content-length"])
-        while left > 0:
-            data = await _some(reader)
-            reply.pieces.append((time.monotonic_ns(), data))
-            left -= len(data)
-    else:
-        is_kept = False
-        while data := await reader.read(READ_BYTES):
-            reply.pieces.append((time.monotonic_ns(), data))
-    return reply, is_kept
-
-
-async def _some(reader: asyncio.StreamReader) -> bytes:
-    data = await reader.read(READ_BYTES)
-    if not data:
-        raise HttpError("the server closed the connection in the middle of an answer")
-    return data
