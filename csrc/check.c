@@ -130,8 +130,8 @@ static int32_t check_buffers(const mt_plan *p, char *err) {
 
 int32_t mt_check_plan(const mt_plan *p, const mt_options *o, char *err) {
     if (p->n_ops < 1 || p->n_buffers < 1 || p->n_tensors < 1 || p->n_kv_layers < 0 ||
-        p->n_states < 0 || p->n_adapters < 0 || p->max_rows < 1 || p->arena_bytes < 0 ||
-        p->max_rows > MAX_ROWS)
+        p->n_states < 0 || p->n_adapters < 0 || p->given < 0 || p->max_rows < 1 ||
+        p->arena_bytes < 0 || p->max_rows > MAX_ROWS)
         return mt_fail(err, "plan has %d ops, %d buffers, %d tensors, %d rows: not a plan",
                        p->n_ops, p->n_buffers, p->n_tensors, p->max_rows);
     if (!p->ops || !p->buffers || !p->tensors || (p->n_kv_layers && !p->kv_layers) ||

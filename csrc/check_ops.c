@@ -304,6 +304,14 @@ static int check_adapt(const mt_plan *p, const mt_op *op, const mt_buffer *out) 
     return op->i[1] >= 0 && op->i[1] < p->n_adapters && !overlap(p, x, low);
 }
 
+/* Without an input, the rows that a step gives fill those of out. */
+static int check_copy(const mt_plan *p, const mt_op *op, const mt_buffer *out) {
+    const mt_buffer *x = buffer_of(p, op->in[0], MT_BUF_F32);
+    if (!out || out->is_logits || op->flags || op->out_rest >= 0 || op->i[0] < 0) return 0;
+    if (op->in[0] < 0) return is_row_of_step(out) && op->i[0] == 0 && out->width == p->given;
+    return x && same_rows(x, out, x->width) && op->i[0] <= out->width - x->width;
+}
+
 int mt_check_op(const mt_plan *p, const mt_op *op) {
     if (op->out < 0 || op->out >= p->n_buffers) return 0;
     if (!check_out_rest(p, op) || !check_apart(p, op)) return 0;
@@ -339,6 +347,7 @@ int mt_check_op(const mt_plan *p, const mt_op *op) {
     case MT_OP_DELTA: return check_delta(p, op, out);
     case MT_OP_SCAN: return check_scan(p, op, out);
     case MT_OP_ADD: return same_rows(in, out, any->width) && check_share(p, op, out);
+    case MT_OP_COPY: return check_copy(p, op, out);
     case MT_OP_SCALE: return out && op->in[0] == op->out && op->f[1] >= 0.0f;
     case MT_OP_TAKE_ROWS:
         return is_row_of_step(in) && out && out->rows != MT_ROWS_ALL && in->width == out->width &&

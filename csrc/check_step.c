@@ -89,6 +89,9 @@ int32_t mt_check_step(const mt_engine *e, const mt_step *s, char *err) {
     }
     if (check_states(e, s, err)) return -1;
     if (e->plan.n_adapters && !s->adapters) return mt_fail(err, "the step has no adapters");
+    if (e->plan.given && !s->given)
+        return mt_fail(err, "the step gives no rows, the plan takes %d values of each",
+                       e->plan.given);
     if (s->n_hidden < 0 || s->n_hidden > s->n_rows ||
         (s->n_hidden && (!s->hidden || !s->hidden_rows || e->plan.hidden < 0)))
         return mt_fail(err, "%d hidden states of %d rows; the plan keeps them in buffer %d",

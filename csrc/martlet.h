@@ -19,7 +19,7 @@
 /* ---- cffi begins ---- */
 
 enum {
-    MT_ABI_VERSION = 21,
+    MT_ABI_VERSION = 22,
     MT_MOST_GUESSES = 64, /* rows of a sequence that may be taken back */
     MT_ERR_BYTES = 256    /* size of the message buffer that a failing call fills */
 };
@@ -76,7 +76,8 @@ enum mt_op_kind {
     MT_OP_EXPERT_SUM = 18,
     MT_OP_HEAD_LINEAR = 19,
     MT_OP_ADAPT = 20,
-    MT_N_OP_KINDS = 21
+    MT_OP_COPY = 21,
+    MT_N_OP_KINDS = 22
 };
 
 enum mt_op_flag {
@@ -171,6 +172,8 @@ typedef struct mt_plan {
     int32_t hidden;   /* buffer of hidden states that a step may ask for, or -1 */
     int32_t n_states; /* recurrent layers */
     int32_t n_adapters;
+    int32_t given; /* values of each row that a step gives, or 0 */
+    int32_t pad;
     int64_t arena_bytes;
     const mt_op *ops;
     const mt_buffer *buffers;
@@ -209,6 +212,7 @@ typedef struct mt_step {
     const int32_t *states;       /* (n_seqs) slots of recurrent states, all different */
     const int32_t *segments;     /* (n_rows) rows of tables that are embedded by segment */
     const float *adapters;       /* (n_seqs, n_adapters of the plan) what each gets of them */
+    const float *given;          /* (n_rows, given of the plan) */
     /* (n_seqs) Of its rows the last so many are guesses: what recurrent layers read of them is
      * kept, and their state left as it is before them. */
     const int32_t *guesses;

@@ -110,6 +110,14 @@ static void run_take_rows(mt_engine *e, const mt_op *op, int r, mt_scratch *s) {
            (size_t)e->buffers[op->out].row_bytes);
 }
 
+static void run_copy(mt_engine *e, const mt_op *op, int r, mt_scratch *s) {
+    (void)s;
+    const int width = e->buffers[op->in[0] < 0 ? op->out : op->in[0]].width;
+    const float *from =
+        op->in[0] < 0 ? e->step->given + (size_t)r * (size_t)width : mt_row_f32(e, op->in[0], r);
+    memcpy(mt_row_f32(e, op->out, r) + op->i[0], from, (size_t)width * sizeof(float));
+}
+
 /* Angles in double: at position 100,000 a float angle would be off by 0.004. */
 static void run_rope_table(mt_engine *e, const mt_op *op, int r, mt_scratch *s) {
     (void)s;
@@ -202,6 +210,7 @@ static const mt_phase row_phases[MT_N_OP_KINDS] = {
     [MT_OP_ADD] = {mt_count_rows, run_add},
     [MT_OP_SCALE] = {mt_count_rows, run_scale},
     [MT_OP_TAKE_ROWS] = {mt_count_rows, run_take_rows},
+    [MT_OP_COPY] = {mt_count_rows, run_copy},
 };
 
 const mt_phase *mt_phase_of(int32_t kind, int phase) {

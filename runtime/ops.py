@@ -11,7 +11,7 @@ from enum import IntEnum
 
 import numpy as np
 
-ABI_VERSION = 21
+ABI_VERSION = 22
 Q8_BLOCK = 32  # activations share one scale per 32 values
 FLAG_ACCUMULATE = 1
 
@@ -38,6 +38,7 @@ class OpKind(IntEnum):
     EXPERT_SUM = 18
     HEAD_LINEAR = 19
     ADAPT = 20
+    COPY = 21
 
 
 class BufferKind(IntEnum):
@@ -348,6 +349,14 @@ OPS: dict[OpKind, OpSpec] = {
             floats=("scale",),
             meaning="low = scale * s * (x @ a.T), then out[:, out_col:] += low @ b.T, where s is "
             "what the step gives the row's sequence of this adapter; rows without any of it stay",
+        ),
+        OpSpec(
+            OpKind.COPY,
+            inputs=("x",),
+            ints=("out_col",),
+            unsaid=("out_col",),
+            meaning="out[:, out_col:] = x, in as many columns as x has; without x, out = the rows "
+            "that the step gives",
         ),
     )
 }

@@ -123,6 +123,8 @@ class Plan:
     """The buffer of wanted hidden states: rows as the output projection takes them."""
     n_adapters: int = 0
     """Adapters that a step can give a sequence something of."""
+    given_width: int = 0
+    """Values of each row that a step gives beside its token."""
 
     def op_records(self) -> np.ndarray:
         """The ops as C's mt_op array, shape (n_ops,)."""

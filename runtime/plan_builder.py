@@ -387,6 +387,19 @@ class PlanBuilder(PlanRecording):
         """In place; cap > 0: a soft bound of the results."""
         return self._record(Op(OpKind.SCALE, x, (x,), floats=(scale, cap)))
 
+    def given(self, width: int) -> int:
+        """The rows that a step gives."""
+        self.given_width = width
+        return self._record(Op(OpKind.COPY, self._buffer("given", width), (-1,), ints=(0,)))
+
+    def beside(self, x: int, y: int) -> int:
+        """[x | y]."""
+        left, right = self.buffers[x], self.buffers[y]
+        out = self._buffer("beside", left.width + right.width, rows=left.rows)
+        for at, part in ((0, x), (left.width, y)):
+            self._record(Op(OpKind.COPY, out, (part,), ints=(at,)))
+        return out
+
     def take_rows(self, x: int, rows: RowKind = RowKind.OUT) -> int:
         name = "hidden_rows" if rows is RowKind.HIDDEN else "out_rows"
         out = self._buffer(name, self.buffers[x].width, rows=rows)

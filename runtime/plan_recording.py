@@ -58,6 +58,7 @@ class PlanRecording:
     inputs: list[int] = field(default_factory=list)
     hidden: int = -1  # the buffer of wanted hidden states
     adapters: Sequence[LowRank] = ()  # in the order in which steps number them
+    given_width: int = 0  # of the rows that a step gives
     _tensor_ids: dict[str, int] = field(default_factory=dict)
     _quantized: dict[int, Op] = field(
         default_factory=dict
@@ -169,4 +170,5 @@ class PlanRecording:
             tuple(self.inputs),
             self.hidden,
             len(self.adapters),
+            self.given_width,
         )

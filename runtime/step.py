@@ -61,6 +61,8 @@ class Step:
     """(n_rows) which of its texts a row is of, where a sequence is made of two."""
     adapters: Float32s = None  # type: ignore[assignment]  # left out: none
     """(n_seqs, n_adapters) how much of each adapter of the plan a sequence gets."""
+    given: Float32s = None  # type: ignore[assignment]  # left out: none
+    """(n_rows, width) values of every row that the plan takes beside its token: its given_width."""
 
     def __post_init__(self) -> None:
         if self.window_table is None:
@@ -76,6 +78,8 @@ class Step:
             object.__setattr__(self, "segments", np.zeros(self.n_rows, np.int32))
         if self.adapters is None:
             object.__setattr__(self, "adapters", np.empty((self.n_seqs, 0), np.float32))
+        if self.given is None:
+            object.__setattr__(self, "given", np.empty((self.n_rows, 0), np.float32))
 
     def lengths(self) -> Int32s:
         """(n_rows) the tokens that each row's sequence has at the end of this step."""
@@ -105,6 +109,14 @@ def check_adapters(step: Step, n_adapters: int) -> None:
         raise ModelError(
             f"the step has shares of adapters {step.adapters.shape}, "
             f"expected ({step.n_seqs}, {n_adapters})"
+        )
+
+
+def check_given(step: Step, width: int) -> None:
+    """Raises ModelError unless the step gives as many values of each row as the plan takes."""
+    if step.given.shape != (step.n_rows, width):
+        raise ModelError(
+            f"the step gives rows of shape {step.given.shape}, expected ({step.n_rows}, {width})"
         )
 
 

@@ -25,7 +25,7 @@ from ..errors import FileFormatError, ModelError
 from ..machine import choose_threads
 from ..ops import ABI_VERSION, BUFFER_DTYPE, KV_LAYER_DTYPE, OP_DTYPE, KvType
 from ..plan import Plan, PlanTensor
-from ..step import MOST_GUESSES, Step, check_adapters
+from ..step import MOST_GUESSES, Step, check_adapters, check_given
 from ..weights import WeightSource, finite_values, not_finite
 from .native_draw import NativeDrawer
 
@@ -170,6 +170,7 @@ class NativeExecutor:
         self._logits_width = plan.vocab_size
         self.hidden = np.empty((0, plan.hidden_width), np.float32)
         self._n_ops, self._n_adapters = len(plan.ops), plan.n_adapters
+        self._given_width = plan.given_width
         self._widths = [buffer.width for buffer in plan.buffers]
         self._library = Library()
         self._ffi, self._lib = self._library.ffi, self._library.lib
@@ -212,6 +213,7 @@ class NativeExecutor:
     def run(self, step: Step) -> np.ndarray:
         _check_lengths(step)
         check_adapters(step, self._n_adapters)
+        check_given(step, self._given_width)
         logits = np.empty((len(step.out_rows), self._logits_width), np.float32)
         record = self._ffi.new("mt_step *")
         record.n_rows, record.n_out = len(step.tokens), len(step.out_rows)
@@ -221,6 +223,8 @@ class NativeExecutor:
             setattr(record, field, self._ints(getattr(step, field)))
         adapters = np.ascontiguousarray(step.adapters, np.float32)
         record.adapters = self._ffi.from_buffer("float[]", adapters)
+        given = np.ascontiguousarray(step.given, np.float32)
+        record.given = self._ffi.from_buffer("float[]", given)
         record.logits = self._ffi.from_buffer("float[]", logits)
         hidden = np.empty((record.n_hidden, self.hidden.shape[1]), np.float32)
         record.hidden = self._ffi.from_buffer("float[]", hidden)
@@ -322,7 +326,7 @@ class NativeExecutor:
         record.n_tensors, record.n_kv_layers = len(plan.tensors), len(plan.kv_layers)
         record.max_rows, record.arena_bytes = plan.max_rows, plan.arena_bytes
         record.hidden, record.n_states = plan.hidden, len(states)
-        record.n_adapters = plan.n_adapters
+        record.n_adapters, record.given = plan.n_adapters, plan.given_width
         record.states, record.inputs = cast("int32_t[]", states), cast("int32_t[]", inputs)
         record.ops = cast("mt_op[]", ops)
         record.buffers = cast("mt_buffer[]", buffers)

@@ -109,6 +109,7 @@ class Binder:
             OpKind.GLU: self._glu,
             OpKind.ADD: self._add,
             OpKind.TAKE_ROWS: self._take_rows,
+            OpKind.COPY: self._copy,
             OpKind.LINEAR_GLU: self._linear_glu,
             OpKind.SCALE: self._scale,
             OpKind.GATE: self._gate,
@@ -313,6 +314,17 @@ class Binder:
             out[: len(taken)] = x[taken]
 
         return [take_rows]
+
+    def _copy(self, op: Op) -> list[Call]:
+        x, out, at = op.inputs[0], self.floats(op.out), op.int_of("out_col")
+        width, kind = self.plan.buffers[op.out if x < 0 else x].width, self.rows_of(op)
+        floats = self.floats(x)
+
+        def copy(rows: Rows) -> None:
+            n = rows.counts[kind]
+            out[:n, at : at + width] = rows.given if x < 0 else floats[:n, :width]
+
+        return [copy]
 
 
 def _form(format_name: str) -> object:

@@ -18,7 +18,7 @@ import numpy as np
 from ..errors import ModelError
 from ..ops import BufferKind, KvType, OpKind
 from ..plan import FLOAT_FORMATS, Op, Plan
-from ..step import MOST_GUESSES, Step, check_adapters
+from ..step import MOST_GUESSES, Step, check_adapters, check_given
 from ..weights import WeightSource
 from .numba_bind import Binder
 from .numba_memory import Memory, Rows
@@ -77,6 +77,7 @@ class NumbaExecutor:
         self.n_states, self.n_guesses = n_states if plan.states else 0, n_guesses
         self._logits = next((i for i, b in enumerate(plan.buffers) if b.is_logits), -1)
         self._vocab_size, self._n_adapters = plan.vocab_size, plan.n_adapters
+        self._given_width = plan.given_width
         self._hidden, self.hidden = plan.hidden, np.empty((0, plan.hidden_width), np.float32)
         if any(_takes_other_rows(plan, op) for op in plan.ops):
             raise ModelError(
@@ -101,6 +102,7 @@ class NumbaExecutor:
         if step.n_rows > self.max_rows:
             raise ModelError(f"a step of {step.n_rows} rows, at most {self.max_rows}")
         check_adapters(step, self._n_adapters)
+        check_given(step, self._given_width)
         logits = np.empty((step.n_out, self._vocab_size), np.float32)
         with _ONE_AT_A_TIME:
             if self._logits >= 0:
@@ -133,11 +135,12 @@ class NumbaExecutor:
         self._memory.guesses.clear()
 
     def _warm_up(self) -> float:
-        start = time.perf_counter()
+        began = time.perf_counter()
         one, none = np.zeros(1, np.int32), np.zeros((1, 1), np.int32)
         shares = np.ones((1, self._n_adapters), np.float32)
-        self.run(Step(one, one, np.array([0, 1], np.int32), none, one, adapters=shares))
-        return (time.perf_counter() - start) * 1e3
+        given, start = np.zeros((1, self._given_width), np.float32), np.array([0, 1], np.int32)
+        self.run(Step(one, one, start, none, one, adapters=shares, given=given))
+        return (time.perf_counter() - began) * 1e3
 
 
 def _takes_other_rows(plan: Plan, op: Op) -> bool:

@@ -39,6 +39,7 @@ class Rows:
     guesses: np.ndarray  # (n_seqs) int32
     replays: np.ndarray  # (n_seqs) int32
     adapters: np.ndarray  # (n_seqs, n_adapters) float32
+    given: np.ndarray  # (n_rows, width) float32
     counts: dict[RowKind, int]
 
     @classmethod
@@ -65,7 +66,7 @@ class Rows:
         both, tables = (slots, window_slots), (table, window_table)
         return cls(
             tokens, positions, segments, lengths, row_seq, both, tables, out_rows, hidden_rows,
-            seq_start, states, guesses, replays, step.adapters, counts,
+            seq_start, states, guesses, replays, step.adapters, step.given, counts,
         )  # fmt: skip
 
 

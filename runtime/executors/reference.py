@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import ModelError
 from ..ops import EmbedBy, KvType, OpKind, RopeStyle, RowKind
 from ..plan import Op, Plan, PlanTensor
-from ..step import MOST_GUESSES, Step, check_adapters
+from ..step import MOST_GUESSES, Step, check_adapters, check_given
 from ..weights import WeightSource, decoded_rows, finite_values
 from .reference_experts import expert_glu, expert_sum, router
 from .reference_math import (
@@ -102,6 +102,7 @@ class ReferenceExecutor:
             OpKind.GLU: self._glu,
             OpKind.ADD: self._add,
             OpKind.TAKE_ROWS: self._take_rows,
+            OpKind.COPY: self._copy,
             OpKind.LINEAR_GLU: self._linear_glu,
             OpKind.HEAD_LINEAR: self._head_linear,
             OpKind.SCALE: self._scale,
@@ -119,6 +120,7 @@ class ReferenceExecutor:
         if len(step.tokens) > self.max_rows:
             raise ModelError(f"a step of {len(step.tokens)} rows, at most {self.max_rows}")
         check_adapters(step, self.plan.n_adapters)
+        check_given(step, self.plan.given_width)
         run = Run(self.plan, step, self.block_tokens)
         for op in self.plan.ops:
             self._run_op[op.kind](run, op)
@@ -328,3 +330,7 @@ class ReferenceExecutor:
         is_hidden = self.plan.buffers[op.out].rows is RowKind.HIDDEN
         taken = run.step.hidden_rows if is_hidden else run.step.out_rows
         run.store(op, run.floats(op.inputs[0])[taken])
+
+    def _copy(self, run: Run, op: Op) -> None:
+        x = run.step.given if op.inputs[0] < 0 else run.floats(op.inputs[0])
+        run.store(op, x, op.int_of("out_col"))

@@ -267,6 +267,11 @@ def _add(b: OpBuilder, x: int) -> int:
     return b.plan.add(x, to=other)
 
 
+def _given(width: int, b: OpBuilder, x: int) -> int:
+    """What the step gives stands in front of x."""
+    return b.plan.beside(b.plan.given(width), x)
+
+
 def _gate(width: int, runs: dict[str, int], activation: Activation, b: OpBuilder, x: int) -> int:
     n = b.plan.buffers[x].width
     gate = b.plan.linear(x, [b.new("gate", "F32", n, n, std=n**-0.5)])
@@ -570,6 +575,10 @@ def _cases() -> Iterable[OpCase]:
     yield from _expert_cases()
     yield OpCase("add", 37, _add, one_step(5))
     yield OpCase("add_gated", 37, _add_gated, one_step(5))
+    for width, given in ((37, 5), (64, 96)):
+        step, rng = one_step(9)[0], np.random.default_rng(width)
+        rows = rng.standard_normal((9, given), np.float32)
+        yield OpCase(f"given-{given}", width, partial(_given, given), [replace(step, given=rows)])
     yield OpCase("take_rows", 32, _nothing, one_step(9, out_rows=[1, 4, 8]))
     yield OpCase("take_no_rows", 32, _nothing, one_step(9, out_rows=[]))
     yield from _head_linear_cases()

@@ -57,6 +57,7 @@ class Records:
                 "arena_bytes": plan.arena_bytes,
                 "hidden": plan.hidden,
                 "n_adapters": plan.n_adapters,
+                "given": plan.given_width,
             },
             {
                 "n_threads": 2,

@@ -113,7 +113,8 @@ class ScriptedExecutor:
     def check(self, step: Step) -> None:
         """What every executor may rely on."""
         for array in vars(step).values():
-            assert array.dtype == (np.float32 if array is step.adapters else np.int32)
+            is_float = array is step.adapters or array is step.given
+            assert array.dtype == (np.float32 if is_float else np.int32)
             assert array.flags.c_contiguous
         assert 0 < step.n_rows <= self.max_rows
         assert step.n_rows == len(step.positions) == step.seq_start[-1]
