@@ -8,7 +8,7 @@ same (scripts/convert_check.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ import numpy as np
 from .checkpoint import Checkpoint
 from .convert_config import Settings, read_settings
 from .convert_families_encoder import SEGMENTS
+from .convert_family import Nextn
+from .convert_nextn import count_blocks
 from .convert_sentence import read_sentence
 from .convert_tensors import Weight, ignored_tensors, plan_weights
 from .convert_tokenizer import ReaderFacts, convert_tokenizer
@@ -82,13 +84,18 @@ class Conversion:
         }
 
 
-def read_conversion(folder: str | PathLike[str], facts: ReaderFacts) -> Conversion:
-    """Raises FileFormatError or UnsupportedError where the checkpoint cannot be converted."""
+def read_conversion(
+    folder: str | PathLike[str], facts: ReaderFacts, *, nextn: bool = True
+) -> Conversion:
+    """Raises FileFormatError or UnsupportedError where the checkpoint cannot be converted. nextn:
+    whether to write blocks that predict further tokens, where there are any."""
     checkpoint = Checkpoint.open(folder)
     config = checkpoint.json("config.json")
     if not config:
         raise FileFormatError(f"{checkpoint.folder}: has no config.json; fetch it too")
     settings = read_settings(config)
+    if nextn and settings.family.nextn is Nextn.WRITTEN:
+        settings = replace(settings, n_nextn=count_blocks(checkpoint.tensors, settings.n_layers))
     weights = plan_weights(settings, checkpoint.tensors)
     sentence = read_sentence(checkpoint)
     weights += [

@@ -15,7 +15,7 @@ from typing import Any
 
 from .convert_experts import SourceExperts, read_experts
 from .convert_families import FAMILIES, family_of
-from .convert_family import Family, HeadNorm, Windows
+from .convert_family import Family, HeadNorm, Nextn, Windows
 from .convert_gemma4 import Layered
 from .convert_latent import SourceLatent, read_latent
 from .convert_recurrent import ATTENTION, READERS, Recurrence, adjusted_ffn_dim, layer_kinds
@@ -74,6 +74,12 @@ class Settings:
     n_labels: int  # of a classifier; 0: there is none
     layered: Layered | None  # sizes of layers that differ
     latent: SourceLatent | None
+    n_nextn: int = 0  # blocks behind the layers that are written, too
+
+    @property
+    def n_blocks(self) -> int:
+        """Of the file: layers, and blocks behind them."""
+        return self.n_layers + self.n_nextn
 
     def has_rope(self, n: int) -> bool:
         """Whether positions turn the queries and keys of layer n."""
@@ -88,7 +94,7 @@ class Settings:
         """The architecture's keys: int is uint32, float is float32."""
         keys: dict[str, Any] = {
             **dense_keys(
-                n_layers=self.n_layers,
+                n_layers=self.n_blocks,
                 context=self.context,
                 dim=self.dim,
                 ffn_dim=self.ffn_dim,
@@ -106,10 +112,14 @@ class Settings:
         }
         if self.recurrence:
             keys |= self.recurrence.metadata
+        if self.n_nextn:
+            keys["nextn_predict_layers"] = self.n_nextn
+            if named := keys.get("attention.recurrent_layers"):
+                keys["attention.recurrent_layers"] = [*named, *[False] * self.n_nextn]
         if self.latent:
             keys |= self.latent.metadata
             if not self.experts:  # readers ask for these all the same
-                keys |= {"leading_dense_block_count": self.n_layers, "expert_shared_count": 0}
+                keys |= {"leading_dense_block_count": self.n_blocks, "expert_shared_count": 0}
                 keys["expert_feed_forward_length"] = self.ffn_dim
         if self.rope_sections:
             keys["rope.dimension_sections"] = self.rope_sections
@@ -294,7 +304,7 @@ def _refuse_unsupported(given: Mapping[str, Any], family: Family) -> None:
             raise UnsupportedError(f"config.json: {key} is {given[key]!r}, which is not supported")
     for key, neutral in _NEUTRAL.items():
         if (family.experts and key in family.experts.count) or (
-            family.drops_nextn and key == "num_nextn_predict_layers"
+            family.nextn is not Nextn.NEVER and key == "num_nextn_predict_layers"
         ):
             continue
         if not family.is_causal and key in ("is_causal", "use_bidirectional_attention"):

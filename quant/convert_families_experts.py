@@ -16,6 +16,7 @@ from .convert_family import (
     Family,
     FamilyChoice,
     HeadNorm,
+    Nextn,
     base_keys,
 )
 
@@ -62,7 +63,7 @@ _GLM4MOE = Family(
     rope_settings=PARTIAL_ROPE,
     biases={"attention_bias": QKV_PARTS},
     optional_head_norm="use_qk_norm",
-    drops_nextn=True,
+    nextn=Nextn.WRITTEN,
     experts=ExpertKeys(
         count=("n_routed_experts", "num_local_experts"),
         dim="moe_intermediate_size",
@@ -94,7 +95,7 @@ _BAILINGMOE2 = Family(
     keeps_fused=(QKV,),
     biases={"use_qkv_bias": (QKV,), "use_bias": ("self_attn.o_proj",)},
     head_norm=HeadNorm.HEADS,
-    drops_nextn=True,
+    nextn=Nextn.LEFT_OUT,
     experts=ExpertKeys(
         dim="moe_intermediate_size",
         shared_count="num_shared_experts",

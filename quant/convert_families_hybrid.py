@@ -19,6 +19,7 @@ from .convert_family import (
     Family,
     FamilyChoice,
     HeadNorm,
+    Nextn,
     Norms,
     base_keys,
 )
@@ -243,6 +244,7 @@ _QWEN3_5 = Family(
     rope_settings=PARTIAL_ROPE | SECTIONED_ROPE,
     rope_sections=(11, 11, 10),
     recurrence="delta net",
+    nextn=Nextn.WRITTEN,
     renames={".linear_attn.dt_bias": ".linear_attn.dt_proj.bias"},
     defaults=base_keys(
         32768, 1e-6, num_key_value_heads=4, head_dim=256, partial_rotary_factor=0.25

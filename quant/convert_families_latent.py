@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .convert_experts import ExpertKeys
-from .convert_family import Family, FamilyChoice, base_keys
+from .convert_family import Family, FamilyChoice, Nextn, base_keys
 
 _BIASED = ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.o_proj")
 _LATENT = base_keys(
@@ -41,7 +41,7 @@ _V3 = Family(
     "deepseek2",
     is_latent=True,
     source_pairs=True,
-    drops_nextn=True,
+    nextn=Nextn.WRITTEN,
     biases={"attention_bias": _BIASED},
     experts=_EXPERT_KEYS,
     defaults={

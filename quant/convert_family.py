@@ -26,6 +26,14 @@ class HeadNorm(Enum):
     AFTER_ROPE = 3  # of every head, after rope
 
 
+class Nextn(Enum):
+    """Whether checkpoints may have blocks that predict further tokens behind the last layer."""
+
+    NEVER = 0
+    LEFT_OUT = 1  # of the file: nothing runs them
+    WRITTEN = 2
+
+
 class Windows(Enum):
     """Which layers see only a window of positions."""
 
@@ -68,7 +76,7 @@ class Family:
     norm_offset: float = 0.0  # the model adds it to norm weights, the GGUF holds the sum
     head_norm: HeadNorm = HeadNorm.NONE
     has_sinks: bool = False  # every head has a score more, whose value is 0
-    drops_nextn: bool = False  # blocks behind the last layer predict further tokens
+    nextn: Nextn = Nextn.NEVER
     optional_head_norm: str = ""  # a key that says whether every head is normed, before rope
     head_norm_names: tuple[str, str] = ("self_attn.q_norm", "self_attn.k_norm")
     rope_pairs: bool = False  # GGUF turns neighbouring dims: rows of q and k change their order

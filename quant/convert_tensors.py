@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import gguf
@@ -18,8 +18,9 @@ import numpy as np
 from .convert_config import Settings
 from .convert_experts import Source as Stored
 from .convert_experts import stacked
-from .convert_family import GATE_UP, QKV, SHARED_GATE_UP, Family, HeadNorm
+from .convert_family import GATE_UP, QKV, SHARED_GATE_UP, Family, HeadNorm, Nextn
 from .convert_latent import HeadRows, split_heads
+from .convert_nextn import block_parts, first_layers, own_name, placed, shared_tables
 from .convert_recurrent import NO_CHANGE, PLAIN, Change
 from .convert_turns import is_packed, unstacked
 from .errors import FileFormatError, UnsupportedError
@@ -60,11 +61,10 @@ _PREFIXES = (
     ("layers.", "model.layers."),
     ("norm.", "model.norm."),
 )
-# Buffers that follow from the config, parts of a model that is not only for text, and blocks that
-# predict further tokens, where they stand apart.
+# Buffers that follow from the config, and the parts of a model that is not only for text.
 _IGNORED = re.compile(
     r".*\.rotary_emb\.inv_freq|.*\.self_attn\.(bias|masked_bias)"
-    r"|(bert\.)?embeddings\.position_ids|mtp\..*"
+    r"|(bert\.)?embeddings\.position_ids"
     r"|(model\.)?(visual|vision_tower|multi_modal_projector|embed_vision|embed_audio|audio_tower)\..*"
 )
 # What BERT was trained with, and vectors are not made of.
@@ -135,7 +135,8 @@ def plan_weights(settings: Settings, tensors: Mapping[str, SourceTensor]) -> lis
     if embedding is None:
         raise FileFormatError(f"tensor '{EMBEDDING}.weight' is missing from the checkpoint")
     _drop_tied_head(settings, named)
-    wanted = expected(settings, embedding.n_rows)
+    _drop_shared_tables(named)
+    wanted = expected(settings, embedding.n_rows, named)
     parts = _unfuse(settings, named, wanted)
     for name, shape in wanted.items():
         if name not in parts:
@@ -171,12 +172,10 @@ def ignored_tensors(tensors: Mapping[str, SourceTensor]) -> list[str]:
 
 
 def _of_layers(settings: Settings, named: dict[str, SourceTensor]) -> dict[str, SourceTensor]:
-    """Without blocks that predict further tokens, which stand behind the last layer."""
-    if not settings.family.drops_nextn:
+    """With as many of the blocks behind the last layer as are to be written."""
+    if settings.family.nextn is Nextn.NEVER:
         return named
-    layers = ((name, _LAYER.match(name)) for name in named)
-    behind = {n for n, match in layers if match and int(match[1]) >= settings.n_layers}
-    return {name: tensor for name, tensor in named.items() if name not in behind}
+    return first_layers(placed(named, settings.n_layers), settings.n_blocks)
 
 
 def _canonical(tensors: Mapping[str, SourceTensor], family: Family) -> dict[str, SourceTensor]:
@@ -231,6 +230,15 @@ def _drop_tied_head(settings: Settings, named: dict[str, Source]) -> None:
     del named[name]
 
 
+def _drop_shared_tables(named: dict[str, Source]) -> None:
+    """Blocks that predict further tokens may repeat the model's own; readers then take those."""
+    embedding = named[f"{EMBEDDING}.weight"]
+    for name, is_head in shared_tables(named):
+        own = named.get(f"{HEAD}.weight", embedding) if is_head else embedding
+        if _are_equal(named[name], own):
+            del named[name]
+
+
 def _are_equal(a: Source, b: Source) -> bool:
     if a.shape != b.shape:
         return False
@@ -260,8 +268,11 @@ def _with_fused(
     return {fused: _KEPT_FUSED[fused], **rest}
 
 
-def expected(settings: Settings, embedding_rows: int) -> dict[str, tuple[int, ...]]:
-    """Shapes by canonical name, in the order of the file."""
+def expected(
+    settings: Settings, embedding_rows: int, named: Collection[str] = ()
+) -> dict[str, tuple[int, ...]]:
+    """Shapes by canonical name, in the order of the file. named: what the checkpoint has, of which
+    some parts of blocks behind the layers may be missing."""
     sizes = _sizes(settings, embedding_rows)
     wanted: dict[str, tuple[int, ...]] = {f"{EMBEDDING}.weight": (sizes["vocab"], sizes["dim"])}
     for name, rows in settings.table_rows.items():
@@ -269,9 +280,11 @@ def expected(settings: Settings, embedding_rows: int) -> dict[str, tuple[int, ..
     wanted |= settings.layered.tables() if settings.layered else {}
     if settings.family.embedding_norm:
         wanted |= _with_bias(settings, settings.family.embedding_norm, (sizes["dim"],))
-    for n in range(settings.n_layers):
+    for n in range(settings.n_blocks):
         layer = _layer(settings, n, sizes)
         wanted |= {f"model.layers.{n}.{part}": shape for part, shape in layer.items()}
+        if n >= settings.n_layers:
+            wanted |= block_parts(named, n, sizes["dim"], sizes["vocab"])
     if settings.family.final_norm:
         wanted[f"{settings.family.final_norm}.weight"] = (sizes["dim"],)
     wanted |= _classifier(settings)
@@ -299,7 +312,7 @@ def _layer(settings: Settings, n: int, sizes: Mapping[str, int]) -> dict[str, tu
         return settings.layered.layer(n)
     family = settings.family
     norms, recurrence, experts = family.norms, settings.recurrence, settings.experts
-    layer = recurrence.layers[n] if recurrence else PLAIN
+    layer = recurrence.layers[n] if recurrence and n < settings.n_layers else PLAIN
     wanted: dict[str, tuple[int, ...]] = {}
 
     def add(parts: Mapping[str, tuple[str, ...]]) -> None:
@@ -365,7 +378,7 @@ def shares_of(settings: Settings, name: str) -> tuple[list[str], bool]:
 def tensor_names(settings: Settings) -> gguf.TensorNameMap:
     arch = settings.family.arch
     id_ = next(id_ for id_, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
-    return gguf.get_tensor_name_map(id_, settings.n_layers)
+    return gguf.get_tensor_name_map(id_, settings.n_blocks)
 
 
 def _own_name(family: Family, name: str) -> str | None:
@@ -389,7 +402,7 @@ def weight_of(
 ) -> Weight:
     """The tensor of the file that a canonical name stands for."""
     stem = name.replace("e_score_correction_bias", "e_score_correction.bias")
-    new_name = _own_name(settings.family, name)
+    new_name = own_name(name) or _own_name(settings.family, name)
     new_name = new_name or names.get_name(stem, try_suffixes=(".weight", ".bias"))
     if new_name is None:
         raise UnsupportedError(f"tensor {name!r} has no name in a {settings.family.arch} file")

@@ -43,7 +43,8 @@ class Architecture:
 
 _GRANITE = frozenset({"logit_scale", "residual_scale"})
 _NEMOTRON = Architecture(no_rope_every=1, recurrence="Mamba-2", has_one_part=True)
-_NEXTN = frozenset({"nextn_predict_layers"})  # the last blocks predict further tokens: not run
+_NEXTN = frozenset({"nextn_predict_layers"})  # the last blocks predict further tokens
+_QWEN35 = Architecture(recurrence="delta net", attention_every=4, supports=_NEXTN)
 _YARN_MULTIPLIER = frozenset({"rope.scaling.yarn_log_multiplier"})
 _MISTRAL3 = frozenset({"attention.temperature_scale", "rope.scaling.yarn_log_multiplier"})
 
@@ -142,16 +143,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen2vl": Architecture(),
     "qwen3": Architecture(),
     "qwen3moe": Architecture(experts=ExpertDefaults(renormalize=True)),
-    "qwen35": Architecture(recurrence="delta net", attention_every=4),
-    "qwen35moe": Architecture(
-        recurrence="delta net", attention_every=4, experts=ExpertDefaults(renormalize=True)
-    ),
-    "qwen3next": Architecture(
-        recurrence="delta net",
-        attention_every=4,
-        experts=ExpertDefaults(renormalize=True),
-        supports=_NEXTN,
-    ),
+    "qwen35": _QWEN35,
+    "qwen35moe": replace(_QWEN35, experts=ExpertDefaults(renormalize=True)),
+    "qwen3next": replace(_QWEN35, experts=ExpertDefaults(renormalize=True)),
     "qwen3vl": Architecture(),
     "qwen3vlmoe": Architecture(experts=ExpertDefaults(renormalize=True)),
     "smollm3": Architecture(no_rope_every=4),

@@ -35,6 +35,9 @@ RESTRICTED: dict[str, tuple[str, float]] = {
     "rope.scaling.yarn_log_multiplier": ("YaRN with its own logarithm", 0),
 }
 
+NEXTN_PRODUCT = "blk.{}.nextn.eh_proj.weight"
+"""What a block that predicts further tokens has and no layer; without it there is no block."""
+
 Ability: TypeAlias = Literal["generate", "embed", "rank"]
 
 
@@ -69,6 +72,8 @@ class ModelConfig:
     embedding_scale: float
     attention_scale: float
     layers: tuple[LayerConfig, ...]
+    nextn: tuple[LayerConfig, ...] = ()
+    """Blocks behind the layers that predict further tokens; () where the file has left them out."""
     pooling_type: int = 0
     """How a text becomes one vector, as files number it (pooling.py); 0: they do not say."""
     is_causal: bool = True  # else rows see those after them, and nothing is generated
@@ -113,7 +118,11 @@ class ModelConfig:
         keys.refuse({key: what for key, what in RESTRICTED.items() if key not in habits.supports})
         dim = keys.count("embedding_length")
         is_causal = keys.flag("attention.causal", habits.is_causal)
-        layers = _layers(keys, habits, dim, shapes, is_causal)
+        n_nextn = keys.count("nextn_predict_layers", 0)
+        blocks = _layers(keys, habits, dim, shapes, is_causal, n_nextn)
+        layers, nextn = blocks[: len(blocks) - n_nextn], blocks[len(blocks) - n_nextn :]
+        if NEXTN_PRODUCT.format(len(layers)) not in shapes:
+            nextn = ()
         n_labels = shapes.get("cls.output.weight", (0,))[0]
         name = metadata.get("general.name")
         default_scale = math.sqrt(dim) if habits.scales_embedding else 1.0
@@ -134,6 +143,7 @@ class ModelConfig:
             embedding_scale=keys.number("embedding_scale", default_scale) / residual_scale,
             attention_scale=_attention_scale(keys, habits, dim, layers),
             layers=layers,
+            nextn=nextn,
             pooling_type=_pooling_type(keys, is_causal, n_labels),
             is_causal=is_causal,
             n_labels=n_labels,
@@ -152,11 +162,14 @@ class ModelConfig:
     def at_context(self, n_tokens: int) -> ModelConfig:
         """For sequences of up to so many tokens: some ropes have two lists of factors, and which
         one holds is chosen once, so that a key never depends on what comes after it."""
-        layers = [
-            replace(layer, rope=layer.rope and layer.rope.at_context(n_tokens))
-            for layer in self.layers
-        ]
-        return replace(self, layers=tuple(layers))
+        layers, nextn = (
+            tuple(
+                replace(layer, rope=layer.rope and layer.rope.at_context(n_tokens))
+                for layer in blocks
+            )
+            for blocks in (self.layers, self.nextn)
+        )
+        return replace(self, layers=layers, nextn=nextn)
 
 
 def _norm_eps(keys: Keys, arch: Architecture) -> float:
@@ -217,12 +230,17 @@ def _layers(
     dim: int,
     shapes: Mapping[str, tuple[int, ...]],
     is_causal: bool,
+    n_nextn: int,
 ) -> tuple[LayerConfig, ...]:
+    """Of every block, the last n_nextn included."""
     n_layers = keys.count("block_count")
     if n_layers > _MAX_LAYERS:
         raise FileFormatError(f"{keys.arch}.block_count is {n_layers}, at most {_MAX_LAYERS}")
     heads = keys.per_layer("attention.head_count", n_layers)
-    kv_heads = _kv_heads(keys, arch, n_layers, heads)
+    if n_layers <= n_nextn:
+        left = n_layers - n_nextn
+        raise FileFormatError(f"{keys.arch}.nextn_predict_layers leaves {left} layers")
+    kv_heads = _kv_heads(keys, arch, heads, n_nextn)
     ffn_dims = _ffn_dims(keys, arch, n_layers)
     windows = _windows(keys, arch, n_layers)
     if not is_causal:  # half of a window lies on either side
@@ -239,13 +257,8 @@ def _layers(
         grows_queries=arch.is_latent,
         exact_yarn=arch.exact_yarn,
     )
-    n_trunk = n_layers - keys.count("nextn_predict_layers", 0)
-    if n_trunk < 1:
-        raise FileFormatError(f"{keys.arch}.nextn_predict_layers leaves {n_trunk} layers")
     layers: list[LayerConfig] = []
     for n, (h, kv, ffn, window) in enumerate(zip(heads, kv_heads, ffn_dims, windows, strict=True)):
-        if n == n_trunk:
-            break
         if kv and h % kv:
             raise FileFormatError(f"layer {n} has {h} heads, not a multiple of {kv} kv_heads")
         head_dim = _head_size(keys, "attention.key_length", window, dim, h)
@@ -281,13 +294,14 @@ def _ffn_dims(keys: Keys, arch: Architecture, n_layers: int) -> list[int]:
     return keys.per_layer("feed_forward_length", n_layers)
 
 
-def _kv_heads(keys: Keys, arch: Architecture, n_layers: int, heads: list[int]) -> list[int]:
-    """0 on layers that are recurrent."""
-    key = "attention.head_count_kv"
+def _kv_heads(keys: Keys, arch: Architecture, heads: list[int], n_nextn: int) -> list[int]:
+    """0 on layers that are recurrent; blocks that predict further tokens never are."""
+    key, n_layers = "attention.head_count_kv", len(heads)
     if not arch.recurrence:
         return keys.per_layer(key, n_layers, default=heads)
     kv_heads = keys.per_layer(key, n_layers, default=heads, least=0)
     recurrent = recurrent_layers(keys, n_layers, arch.attention_every)
+    recurrent[n_layers - n_nextn :] = [False] * n_nextn
     return [0 if is_not else n for n, is_not in zip(kv_heads, recurrent, strict=True)]
 
 

@@ -19,7 +19,7 @@ from .errors import FileFormatError, RequestError, UnsupportedError
 from .executors import Executor
 from .executors.choice import create_executor
 from .machine import memory
-from .models import record_plan, unused_tensors
+from .models import record_nextn, record_plan, unused_tensors
 from .ops import BufferKind, KvType
 from .plan import Plan
 from .state_slots import SPARE_STATES
@@ -55,6 +55,7 @@ class Model:
     """In the order of their numbers."""
     timeline: Timeline | None = None
     """Where it is written down what time goes into; steps already are."""
+    _others: list[Executor] = field(default_factory=list, repr=False)
 
     @property
     def kv_bytes(self) -> int:
@@ -66,10 +67,31 @@ class Model:
         return per_slot * executor.block_tokens + executor.n_states * state_bytes
 
     def close(self) -> None:
-        self.executor.close()
+        for executor in (*self._others, self.executor):
+            executor.close()
         for adapter in self.adapters:
             adapter.file.close()
         self.file.close()
+
+    def open_nextn(self) -> tuple[Plan, Executor]:
+        """The block that predicts further tokens, which config.nextn says is there, on an executor
+        like the model's, with as many blocks of keys and values. Closed with the model."""
+        main = self.executor
+        weights = StoredWeights(self.file.tensors)
+        plan = record_nextn(self.config, weights, main.max_rows)
+        executor, _ = create_executor(
+            main.name,
+            plan,
+            weights,
+            block_tokens=main.block_tokens,
+            n_blocks=main.n_blocks,
+            n_threads=getattr(main, "n_threads", None),
+            isa=getattr(main, "isa", None),
+            kv_type=self.kv_type,
+        )
+        self._others.append(executor)
+        self.file.drop_pages()
+        return plan, executor
 
     def tensors(self) -> dict[str, GGUFTensor]:
         """Those of the model's file and of its adapters'."""
@@ -120,7 +142,7 @@ def load_model(
         tokenizer = Tokenizer.from_metadata(file.metadata)
         _check_vocabulary(config, tokenizer)
         plan = record_plan(config, weights, max_rows, activations=activations, adapters=opened)
-        _warn_of_unused(plan, StoredWeights(file.tensors))
+        _warn_of_unused(plan, StoredWeights(file.tensors), config)
         for adapter in opened:
             adapter.check_used(plan)
         _check_positions(plan, context)
@@ -252,7 +274,7 @@ def _check_positions(plan: Plan, context: int | None) -> None:
         )
 
 
-def _warn_of_unused(plan: Plan, weights: WeightSource) -> None:
-    names = unused_tensors(plan, weights)
+def _warn_of_unused(plan: Plan, weights: WeightSource, config: ModelConfig) -> None:
+    names = unused_tensors(plan, weights, config)
     if names:
         _LOG.warning("%d tensors of the file are not used: %s", len(names), ", ".join(names[:5]))

@@ -45,6 +45,12 @@ def convert(
             help="CHECKPOINT_DIR is a LoRA adapter of the model there, whose config.json is read.",
         ),
     ] = None,
+    nextn: Annotated[
+        bool,
+        typer.Option(
+            "--nextn/--no-nextn", help="Write the block that guesses further tokens, if any."
+        ),
+    ] = True,
     threads: options.ThreadsOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -60,7 +66,7 @@ def convert(
     from martlet.scripts.convert_check import check_token_ids
     from martlet.scripts.convert_facts import reader_facts
 
-    conversion = read_conversion(checkpoint, reader_facts())
+    conversion = read_conversion(checkpoint, reader_facts(), nextn=nextn)
     if check and not conversion.settings.family.is_causal:
         raise UnsupportedError(
             f"--check compares logits, and {conversion.settings.family.arch} has none; leave it out"

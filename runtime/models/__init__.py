@@ -7,7 +7,9 @@ there are, and one row in architectures.ARCHITECTURES.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from ..config import ModelConfig
 from ..errors import UnsupportedError
@@ -17,12 +19,17 @@ from ..plan_builder import PlanBuilder
 from ..plan_recording import LowRank
 from ..rope import DIVISOR_TENSORS
 from ..weights import WeightSource, stored_name
-from . import dense, encoders, gemma4, latent, mamba2, recurrent
+from . import dense, encoders, gemma4, latent, mamba2, nextn, recurrent
 from .blocks import HeadNorm, Recording, is_factor
 
 Recorder = Callable[[Recording], None]
 PAIR, HALF = RopeStyle.PAIR, RopeStyle.HALF
 _GELU = Activation.GELU_TANH
+_GLM4MOE: dict[str, Any] = {
+    "style": HALF,
+    "head_norm": HeadNorm.WHERE_PRESENT,
+    "mlp_norm": "post_attention_norm",
+}
 RECORDERS: dict[str, Recorder] = {
     "bailingmoe2": partial(dense.pre_norm, style=HALF, head_norm=HeadNorm.HEADS),
     "bert": partial(encoders.post_norm, is_gated=False, activation=Activation.GELU_ERF),
@@ -40,12 +47,7 @@ RECORDERS: dict[str, Recorder] = {
     "gemma3": partial(dense.sandwich, style=HALF, activation=_GELU, head_norm=HeadNorm.HEADS),
     "gemma4": gemma4.gemma4,
     "glm4": partial(dense.sandwich, style=PAIR),
-    "glm4moe": partial(
-        dense.pre_norm,
-        style=HALF,
-        head_norm=HeadNorm.WHERE_PRESENT,
-        mlp_norm="post_attention_norm",
-    ),
+    "glm4moe": partial(dense.pre_norm, **_GLM4MOE),
     "gpt-oss": partial(
         dense.pre_norm,
         style=HALF,
@@ -80,6 +82,15 @@ RECORDERS: dict[str, Recorder] = {
     "smollm3": partial(dense.pre_norm, style=PAIR),
 }
 
+# A layer of architectures whose files may have a block that predicts further tokens.
+NEXTN_LAYERS: dict[str, nextn.Layer] = {
+    "deepseek2": latent.deepseek2_layer,
+    "glm4moe": partial(dense.pre_norm_layer, **_GLM4MOE),
+    "qwen35": partial(recurrent.delta_net_layer, is_grouped=False),
+    "qwen35moe": partial(recurrent.delta_net_layer, is_grouped=False),
+    "qwen3next": partial(recurrent.delta_net_layer, is_grouped=True),
+}
+
 
 def record_plan(
     config: ModelConfig,
@@ -104,7 +115,29 @@ def record_plan(
     return recording.plan.finish(keep=keep)
 
 
-def unused_tensors(plan: Plan, weights: WeightSource) -> list[str]:
-    """Names in the file that the recording did not ask for."""
+def record_nextn(
+    config: ModelConfig,
+    weights: WeightSource,
+    max_rows: int,
+    *,
+    activations: BufferKind = BufferKind.Q8,
+    keep: bool = False,
+) -> Plan:
+    """Records the block behind the last layer that predicts the token after the next; config.nextn
+    says that there is one. Options are those of record_plan."""
+    blocks = replace(config, layers=config.layers + config.nextn)
+    builder = PlanBuilder(weights, max_rows, activations)
+    nextn.record(Recording(builder, blocks, weights), config.n_layers, NEXTN_LAYERS[config.arch])
+    return builder.finish(keep=keep)
+
+
+def unused_tensors(plan: Plan, weights: WeightSource, config: ModelConfig) -> list[str]:
+    """Names in the file that the recording did not ask for, blocks that predict further tokens left
+    aside: whoever wants them records them."""
+    behind = tuple(f"blk.{config.n_layers + n}." for n in range(len(config.nextn)))
     used = {stored_name(tensor.name) for tensor in plan.tensors} | set(DIVISOR_TENSORS)
-    return [name for name in weights.names() if name not in used and not is_factor(name)]
+    return [
+        name
+        for name in weights.names()
+        if name not in used and not is_factor(name) and not name.startswith(behind)
+    ]

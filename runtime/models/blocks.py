@@ -53,7 +53,7 @@ class Recording:
         x = self.plan.embed(table, self.config.embedding_scale)
         for layer in self.config.layers:
             if layer.rope:
-                self._record_trig(layer.rope)
+                self.record_trig(layer.rope)
         return x
 
     def norm(self, x: int, name: str, *, add_to: int = -1) -> int:
@@ -160,10 +160,10 @@ class Recording:
         shared = self._gated(n, x, activation, "_shexp", experts.shared_dim, -1)
         return self.plan.add(shared, to=out, gate=gate, gate_by=x)
 
-    def logits(self, x: int, *, norm: str = "output_norm") -> None:
-        """Output norm and projection of the wanted rows; without output.weight it is tied."""
+    def logits(self, x: int, *, norm: str = "output_norm", head: str = "") -> None:
+        """Output norm and projection of the wanted rows, by tensor `head` or the model's own."""
         if self.config.generates:
-            self._project(x, norm)
+            self._project(x, norm, head or self.head)
         self.hidden(x, norm=norm)
 
     def hidden(self, x: int, *, norm: str = "") -> None:
@@ -200,12 +200,16 @@ class Recording:
         weight, bias = p.weight(f"{name}.weight", rows, cols), p.optional(f"{name}.bias", rows)
         return p.linear(x, [weight], biases=[bias], name=name, precise=True)
 
-    def _project(self, x: int, norm: str) -> None:
+    @property
+    def head(self) -> str:
+        """The tensor of the output projection: without one of its own it is tied."""
+        is_tied = self.weights.shape("output.weight") is None
+        return "token_embd.weight" if is_tied else "output.weight"
+
+    def _project(self, x: int, norm: str, head: str) -> None:
         p, c = self.plan, self.config
         normed = self.norm(p.take_rows(x), norm)
-        is_tied = p.weights.shape("output.weight") is None
-        name = "token_embd.weight" if is_tied else "output.weight"
-        weight = p.weight(name, c.vocab_size, c.dim)
+        weight = p.weight(head, c.vocab_size, c.dim)
         bias = p.optional("output.bias", c.vocab_size)
         # The noise of these activations would go straight into the logits, a quarter of all noise.
         logits = p.linear(normed, [weight], biases=[bias], name="logits", logits=True, precise=True)
@@ -303,7 +307,7 @@ class Recording:
         n_layers = self.config.n_layers
         return n in (0, n_layers - 1) or (name == "ffn_out" and n < n_layers // 2)
 
-    def _record_trig(self, rope: Rope) -> None:
+    def record_trig(self, rope: Rope) -> None:
         """One table of angles per kind of rope, shared by all layers that turn alike."""
         if rope in self._trig:
             return

@@ -22,9 +22,24 @@ def pre_norm(
     """x += attention(norm(x)); x += mlp(norm(x))."""
     x = r.embed()
     for n in range(r.config.n_layers):
-        r.attention(n, r.norm(x, f"blk.{n}.attn_norm"), style, head_norm=head_norm, add_to=x)
-        r.feed_forward(n, r.norm(x, f"blk.{n}.{mlp_norm}"), activation, add_to=x)
+        pre_norm_layer(
+            r, n, x, style, activation=activation, head_norm=head_norm, mlp_norm=mlp_norm
+        )
     r.logits(x)
+
+
+def pre_norm_layer(
+    r: Recording,
+    n: int,
+    x: int,
+    style: RopeStyle,
+    *,
+    activation: Activation = Activation.SILU,
+    head_norm: HeadNorm = HeadNorm.NONE,
+    mlp_norm: str = "ffn_norm",
+) -> None:
+    r.attention(n, r.norm(x, f"blk.{n}.attn_norm"), style, head_norm=head_norm, add_to=x)
+    r.feed_forward(n, r.norm(x, f"blk.{n}.{mlp_norm}"), activation, add_to=x)
 
 
 def sandwich(

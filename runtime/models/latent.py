@@ -17,9 +17,13 @@ def deepseek2(r: Recording) -> None:
     """Norms before, SwiGLU, rope of pairs."""
     x = r.embed()
     for n in range(r.config.n_layers):
-        _attention(r, n, r.norm(x, f"blk.{n}.attn_norm"), add_to=x)
-        r.feed_forward(n, r.norm(x, f"blk.{n}.ffn_norm"), Activation.SILU, add_to=x)
+        deepseek2_layer(r, n, x)
     r.logits(x)
+
+
+def deepseek2_layer(r: Recording, n: int, x: int) -> None:
+    _attention(r, n, r.norm(x, f"blk.{n}.attn_norm"), add_to=x)
+    r.feed_forward(n, r.norm(x, f"blk.{n}.ffn_norm"), Activation.SILU, add_to=x)
 
 
 def _attention(r: Recording, n: int, x: int, *, add_to: int) -> None:

@@ -52,14 +52,19 @@ def qwen3next(r: Recording) -> None:
 
 def _with_delta_nets(r: Recording, *, is_grouped: bool) -> None:
     x = r.embed()
-    for n, layer in enumerate(r.config.layers):
-        normed = r.norm(x, f"blk.{n}.attn_norm")
-        if layer.kv_heads:
-            _gated_attention(r, n, normed, add_to=x)
-        else:
-            _delta_net(r, n, normed, is_grouped=is_grouped, add_to=x)
-        r.feed_forward(n, r.norm(x, f"blk.{n}.post_attention_norm"), SILU, add_to=x)
+    for n in range(r.config.n_layers):
+        delta_net_layer(r, n, x, is_grouped=is_grouped)
     r.logits(x)
+
+
+def delta_net_layer(r: Recording, n: int, x: int, *, is_grouped: bool) -> None:
+    """Or one with attention, where the config says so."""
+    normed = r.norm(x, f"blk.{n}.attn_norm")
+    if r.config.layers[n].kv_heads:
+        _gated_attention(r, n, normed, add_to=x)
+    else:
+        _delta_net(r, n, normed, is_grouped=is_grouped, add_to=x)
+    r.feed_forward(n, r.norm(x, f"blk.{n}.post_attention_norm"), SILU, add_to=x)
 
 
 def _gated_attention(r: Recording, n: int, x: int, *, add_to: int) -> None:

@@ -268,7 +268,7 @@ def test_extra_tensors_are_told() -> None:
     }
     weights = StoredWeights(extra)
     plan = record_plan(model.config, weights, 4)
-    assert unused_tensors(plan, weights) == ["blk.0.surprise.weight"]
+    assert unused_tensors(plan, weights, model.config) == ["blk.0.surprise.weight"]
 
 
 def test_rows_that_are_no_whole_blocks_are_refused() -> None:
