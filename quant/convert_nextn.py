@@ -70,9 +70,7 @@ def first_layers(named: Mapping[str, T], n_layers: int) -> dict[str, T]:
     return {name: tensor for name, tensor in named.items() if name not in behind}
 
 
-def block_parts(
-    named: Collection[str], n: int, dim: int, vocab: int
-) -> dict[str, tuple[int, ...]]:
+def block_parts(named: Collection[str], n: int, dim: int, vocab: int) -> dict[str, tuple[int, ...]]:
     """Shapes by name of what block n has besides a layer; what it shares with the model may be
     missing."""
     table = (vocab, dim)

@@ -17,18 +17,17 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from .draft_rows import FEW_ROWS, OwnBlocks, Rows, step_of
 from .drafts import NO_DRAFT, Draft
 from .errors import RequestError, UnsupportedError
 from .model import Model
+from .pooling import Hidden
 from .rejection import Distribution, Guess, certain
 from .request import Request
 from .sampling import Logits, Use, kept_weights, keyed_uniform
-from .step import Step
 from .step_costs import StepCosts
 from .tokenizer import Tokenizer
 
-FEW_ROWS = 12
-"""Rows of a request that a step computes with those of others; longer texts are read alone."""
 _FIRST_WORD = 5  # control tokens before it may be called otherwise
 _MOST_EXTRA = 128  # tokens by which the vocabularies may differ in size: padding
 
@@ -55,6 +54,7 @@ class _Read:
 class DraftModel:
     name = "model"
     n_kinds = 1
+    reach = 0
 
     def __init__(self, model: Model, target: Tokenizer) -> None:
         """Raises RequestError where the vocabularies differ."""
@@ -68,16 +68,18 @@ class DraftModel:
             raise UnsupportedError(f"{model.config.name}: this model does not generate")
         self._model, self._executor = model, model.executor
         self._n_words = min(model.tokenizer.vocab_size, target.vocab_size)
-        self._free = list(range(self._executor.n_blocks))[::-1]
+        self._blocks = OwnBlocks(self._executor)
         self._reads: dict[str, _Read] = {}
         self._costs = StepCosts.measure(self._executor)
 
     def token_seconds(self, n_requests: int) -> float:
         return self._costs.of(n_requests)
 
+    def see(self, request: Request, first: int, hidden: Hidden) -> None: ...
+
     def forget(self, request: Request) -> None:
         if read := self._reads.pop(request.id, None):
-            self._free += read.blocks
+            self._blocks.give_back(read.blocks)
 
     def close(self) -> None:
         self._model.close()
@@ -103,7 +105,7 @@ class DraftModel:
                 guess = guessed(request, row, best_id, len(drafts[request.id]))
                 drafts[request.id].append(guess)
                 waiting[request.id] = [guess.token]
-        return [_draft_of(drafts.get(request.id, ())) for request in requests]
+        return [draft_of(drafts.get(request.id, ())) for request in requests]
 
     def _knows(self, request: Request) -> bool:
         """The larger vocabulary may have tokens that the small model has no row for."""
@@ -114,34 +116,20 @@ class DraftModel:
     def _has_room(self, request: Request, most: int) -> bool:
         """Takes blocks for what the request owns and the guesses behind it."""
         read, n_tokens = self._reads[request.id], request.n_tokens + most
-        n_new = -(-n_tokens // self._executor.block_tokens) - len(read.blocks)
-        if n_new > len(self._free) or n_tokens > self._model.context:
+        if n_tokens > self._model.context or not self._blocks.grow(read.blocks, n_tokens):
             self.forget(request)  # its blocks are for others; it begins anew when there is room
             return False
-        read.blocks += [self._free.pop() for _ in range(n_new)]
         return True
 
     def _run(
         self, reads: Sequence[_Read], rows: Sequence[list[int]], *, wants: bool
     ) -> npt.NDArray[np.float32]:
         """Computes these rows behind what was read; wants: the logits of each one's last row."""
-        width = max(len(read.blocks) for read in reads)
-        ends = np.cumsum([0, *map(len, rows)], dtype=np.int32)
-        starts = [len(read.tokens) for read in reads]
-        tables = [read.blocks + [0] * (width - len(read.blocks)) for read in reads]
-        positions = [
-            start + i
-            for start, tokens in zip(starts, rows, strict=True)
-            for i in range(len(tokens))
+        sequences = [
+            Rows(read.blocks, len(read.tokens), tokens)
+            for read, tokens in zip(reads, rows, strict=True)
         ]
-        step = Step(
-            tokens=np.array([token for tokens in rows for token in tokens], np.int32),
-            positions=np.array(positions, np.int32),
-            seq_start=ends,
-            block_table=np.array(tables, np.int32),
-            out_rows=ends[1:] - np.int32(1) if wants else np.empty(0, np.int32),
-        )
-        logits = self._executor.run(step)
+        logits = self._executor.run(step_of(sequences, wants=wants))
         for read, tokens in zip(reads, rows, strict=True):
             read.tokens += tokens
         return logits
@@ -157,7 +145,7 @@ def guessed(request: Request, logits: Logits, best_id: int, n_before: int) -> Gu
     return Guess(chances.draw(keyed_uniform(request.seed, place, Use.GUESS)), chances)
 
 
-def _draft_of(guesses: Sequence[Guess]) -> Draft:
+def draft_of(guesses: Sequence[Guess]) -> Draft:
     made = [guess.token for guess in guesses], 0, [guess.chances for guess in guesses]
     return Draft(*made) if guesses else NO_DRAFT
 

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from .pooling import Hidden
 from .rejection import Distribution, Guess, certain
 from .request import Request
 
@@ -48,6 +49,9 @@ NO_DRAFT = Draft(())
 class Drafter(Protocol):
     name: str
     n_kinds: int
+    reach: int
+    """Of a prompt it sees the hidden states of so many tokens before the end, and of all that
+    follow; 0: of none."""
 
     def propose(self, requests: Sequence[Request], most: int) -> list[Draft]:
         """For each request up to `most` tokens that may follow those it owns."""
@@ -56,6 +60,11 @@ class Drafter(Protocol):
     def token_seconds(self, n_requests: int) -> float:
         """What it takes to guess one token for each of so many requests; 0: next to nothing, and
         guesses are made before it is known how many of them pay."""
+        ...
+
+    def see(self, request: Request, first: int, hidden: Hidden) -> None:
+        """Hidden states of the request's rows from `first` on, (n, dim) float32, as a step has
+        computed them; tokens are drawn from it later. The last ones may be of wrong guesses."""
         ...
 
     def forget(self, request: Request) -> None:
@@ -68,6 +77,7 @@ class PromptLookup:
 
     name = "lookup"
     n_kinds = 2
+    reach = 0
 
     def __init__(self) -> None:
         self._indexes: dict[str, _Index] = {}
@@ -77,6 +87,8 @@ class PromptLookup:
 
     def token_seconds(self, n_requests: int) -> float:
         return 0.0
+
+    def see(self, request: Request, first: int, hidden: Hidden) -> None: ...
 
     def forget(self, request: Request) -> None:
         self._indexes.pop(request.id, None)

@@ -209,6 +209,7 @@ class Engine:
         readers = Readers.of(params, len(prompt), self._pooling_type, sees_ahead)
         speculation = self._speculation  # the engine's thread may switch it off meanwhile
         rule = params.speculate_rule or (speculation.rule if speculation else "match")
+        seen_from = speculation.seen_from(len(prompt)) if speculation else None
 
         def make(arrival: int) -> Request:
             return Request(
@@ -231,6 +232,7 @@ class Engine:
                 deadline_ms=deadline_ms,
                 adapters=shares,
                 rejects=rule == "reject",
+                seen_from=None if readers.pooled else seen_from,
             )
 
         return self._mailbox.post(request_id, make)
@@ -314,6 +316,7 @@ class Engine:
                 self._fail(item.request, error)
             return True
         self._counts.count_step(granted)
+        self._show(granted, hidden)
         self.scheduler.commit(granted)
         with self._span("draw"), self._outbox.held():
             # Entries beyond the vocabulary are padding.
@@ -343,8 +346,7 @@ class Engine:
         try:
             drafts = self._speculation.drafts(granted, self.scheduler.step_rows)
         except Exception:  # a guess may cost a guess, and never an answer
-            log.exception("guessing has failed and is switched off")
-            self._speculation = None
+            self._guess_no_more()
             return granted, [NO_DRAFT] * len(granted)
         longer = [
             self.scheduler.lengthen(item, draft.tokens)
@@ -352,6 +354,18 @@ class Engine:
         ]
         kept = [draft.first(item.n_draft) for item, draft in zip(longer, drafts, strict=True)]
         return longer, kept
+
+    def _show(self, granted: Sequence[Scheduled], hidden: Hidden) -> None:
+        if not self._speculation:
+            return
+        try:
+            self._speculation.see(granted, hidden)
+        except Exception:
+            self._guess_no_more()
+
+    def _guess_no_more(self) -> None:
+        log.exception("guessing has failed and is switched off")
+        self._speculation = None
 
     def _extend(self, read: Read) -> None:
         """Draws the token that follows what the request owns, and goes on for as long as it is the

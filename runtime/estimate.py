@@ -83,6 +83,8 @@ class MemoryEstimate:
     """Of recurrent layers: one for each sequence, and some for the ends of known prefixes."""
     guesses: int
     """What such layers need, beside each state, to take back guessed tokens."""
+    nextn: int
+    """The model's own block that guesses, with its keys and values and its arena."""
     arena: int
     process: int
     """This process with the vocabulary read, before the rest: interpreter, libraries, tokenizer."""
@@ -98,6 +100,7 @@ class MemoryEstimate:
             + self.kv_pool
             + self.states
             + self.guesses
+            + self.nextn
             + self.arena
             + self.process
         )
@@ -120,7 +123,9 @@ def estimate(
     process: int,
     available: int,
     n_guesses: int = MOST_GUESSES,
+    nextn: Plan | None = None,
 ) -> MemoryEstimate:
+    """nextn: of the model's own block that guesses."""
     packed = weight_bytes(plan)
     n_states = sequences + SPARE_STATES
     states, guesses = n_states * plan.state_bytes, n_states * n_guesses * plan.guess_bytes
@@ -132,10 +137,17 @@ def estimate(
         n_parts = parts_of_pool(n_blocks, per_context, plan.window, block_tokens, plan.max_rows)
         return n_blocks * full + n_parts * windowed
 
+    def nextn_bytes(per_context: int) -> int:
+        if nextn is None:
+            return 0
+        n_blocks = sequences * per_context
+        pool = n_blocks * sum(kv_block_bytes(nextn, block_tokens, kv_type))
+        return weight_bytes(nextn) + pool + arena_bytes(nextn, n_blocks * block_tokens, n_threads)
+
     def needed(blocks_per_context: int) -> int:
         n_tokens = sequences * blocks_per_context * block_tokens
         held = packed + states + guesses + arena_bytes(plan, n_tokens, n_threads)
-        return held + pool_bytes(blocks_per_context)
+        return held + pool_bytes(blocks_per_context) + nextn_bytes(blocks_per_context)
 
     n_blocks = -(-context // block_tokens)
     most_blocks = bisect_right(range(available // max(full, 1) + 2), available, key=needed) - 1
@@ -150,6 +162,7 @@ def estimate(
         kv_pool=pool_bytes(n_blocks),
         states=states,
         guesses=guesses,
+        nextn=nextn_bytes(n_blocks),
         arena=arena_bytes(plan, sequences * n_blocks * block_tokens, n_threads),
         process=process,
         available=available,

@@ -69,6 +69,8 @@ class Request:
     """Guesses stand by the rule of rejection.py, not where they are what is drawn."""
     adapters: tuple[float, ...] = ()
     """How much it gets of each adapter of the model. Its table's salt tells requests apart."""
+    seen_from: int | None = None
+    """The first token whose hidden state is shown to what guesses; None: nobody looks."""
 
     state: State = State.WAITING
     place: Place | None = None
@@ -200,9 +202,16 @@ class Scheduled:
     @property
     def n_hidden(self) -> int:
         """The same for hidden states."""
-        pooled = self.request.pooled
+        pooled, seen_from = self.request.pooled, self.request.seen_from
         n_needed = 0 if pooled is None else pooled.n_rows(self._first_new, self._end)
+        if seen_from is not None:
+            n_needed = self._end - max(self.request.n_computed, seen_from)
         return max(0, n_needed)
+
+    @property
+    def first_hidden(self) -> int:
+        """The place in the request of the first of them."""
+        return self._end - self.n_hidden
 
     @property
     def _end(self) -> int:

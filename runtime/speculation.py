@@ -27,6 +27,7 @@ from .drafts import NO_DRAFT, Draft, Drafter, PromptLookup
 from .errors import RequestError
 from .events import DraftCounts
 from .executors import Executor
+from .pooling import Hidden
 from .request import Request, Scheduled
 from .step import MOST_GUESSES
 from .step_costs import StepCosts
@@ -118,6 +119,20 @@ class Speculation:
         else:
             lengths = self._lengths(requests, found, most_rows)
         return [draft.first(n) for draft, n in zip(found, lengths, strict=True)]
+
+    def seen_from(self, n_prompt: int) -> int | None:
+        """The first token of a request whose hidden state is to be shown; None: there is none."""
+        reach = self.drafter.reach
+        return max(0, n_prompt - reach) if reach else None
+
+    def see(self, granted: Sequence[Scheduled], hidden: Hidden) -> None:
+        """What a step has computed, before it is committed."""
+        at = 0
+        for item in granted:
+            rows = hidden[at : at + item.n_hidden]
+            at += item.n_hidden
+            if len(rows) and item.request.seen_from is not None:
+                self.drafter.see(item.request, item.first_hidden, rows)
 
     def learn(self, request: Request, draft: Draft, n_accepted: int) -> None:
         """So many of the draft's tokens were drawn."""

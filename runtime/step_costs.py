@@ -39,6 +39,8 @@ class StepCosts:
         executor: Executor,
         n_adapters: int = 0,
         clock: Callable[[], float] = time.perf_counter,
+        *,
+        given_width: int = 0,
     ) -> StepCosts:
         """Runs a few steps in blocks that nobody holds yet, with logits of all rows: those of a
         request all of whose guesses are right, so that states are brought up to them as well."""
@@ -47,10 +49,10 @@ class StepCosts:
             texts = _shared_out(n, executor)
             if not _has_room(executor, texts):
                 break
-            executor.run(_step_of(texts, 0, executor, n_adapters))
+            executor.run(_step_of(texts, 0, executor, (n_adapters, given_width)))
             took: list[float] = []
             while len(took) < (1 if took and took[0] > _LONG_S else _TIMES):
-                step = _step_of(texts, 1 + len(took), executor, n_adapters)
+                step = _step_of(texts, 1 + len(took), executor, (n_adapters, given_width))
                 start = clock()
                 executor.run(step)
                 took.append(clock() - start)
@@ -95,8 +97,12 @@ def _has_room(executor: Executor, texts: Sequence[int]) -> bool:
     return has_states and n_texts * _blocks_of(texts, executor) <= executor.n_blocks
 
 
-def _step_of(texts: Sequence[int], n_before: int, executor: Executor, n_adapters: int) -> Step:
-    """So many rows of each text, behind n_before such steps; all but the first of them guesses."""
+def _step_of(
+    texts: Sequence[int], n_before: int, executor: Executor, widths: tuple[int, int]
+) -> Step:
+    """So many rows of each text, behind n_before such steps; all but the first of them guesses.
+    widths: of adapters, and of the rows that the step gives."""
+    n_adapters, given_width = widths
     rows, n_blocks = np.array(texts, np.int32), _blocks_of(texts, executor)
     starts = np.cumsum([0, *texts], dtype=np.int32)
     within = np.arange(starts[-1], dtype=np.int32) - np.repeat(starts[:-1], rows)
@@ -109,4 +115,5 @@ def _step_of(texts: Sequence[int], n_before: int, executor: Executor, n_adapters
         guesses=rows - np.int32(1),
         replays=(rows - np.int32(1)) * np.int32(n_before > 0),
         adapters=np.zeros((len(texts), n_adapters), np.float32),
+        given=np.zeros((starts[-1], given_width), np.float32),
     )

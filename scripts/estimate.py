@@ -23,6 +23,7 @@ LINES = (
     ("keys and values, pool", "kv_pool", "allocated: {sequences} x {context} tokens"),
     ("states", "states", "of recurrent layers, whatever the length"),
     ("guesses", "guesses", "beside states, to take guessed tokens back: none with --speculate off"),
+    ("own block", "nextn", "that guesses further tokens: none with --speculate off or --draft"),
     ("activations and scratch", "arena", ""),
     ("process and vocabulary", "process", "measured now: interpreter, libraries, tokenizer"),
     ("together", "total", "resident at most"),
@@ -66,7 +67,7 @@ def estimate_file(
     from martlet.runtime.engine import Engine  # noqa: F401  # counts as part of the process
     from martlet.runtime.executors.native import Library, NativeUnavailable
     from martlet.runtime.machine import choose_threads, memory, resident_bytes
-    from martlet.runtime.models import record_plan
+    from martlet.runtime.models import record_nextn, record_plan
     from martlet.runtime.ops import KvType
     from martlet.runtime.tokenizer import Tokenizer
     from martlet.runtime.weights import StoredWeights
@@ -74,7 +75,9 @@ def estimate_file(
     with GGUFFile.open(path) as file:
         shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
         config = ModelConfig.from_metadata(file.metadata, shapes)
-        plan = record_plan(config, StoredWeights(file.tensors), max_rows)
+        weights = StoredWeights(file.tensors)
+        plan = record_plan(config, weights, max_rows)
+        nextn = record_nextn(config, weights, max_rows) if config.nextn else None
         tokenizer = Tokenizer.from_metadata(file.metadata)
         with contextlib.suppress(NativeUnavailable):  # the sizes hold for where it is built
             Library()
@@ -92,6 +95,7 @@ def estimate_file(
             weights_mapped=file.n_bytes,
             process=process,
             available=memory().available_bytes,
+            nextn=nextn,
         )
 
 

@@ -55,11 +55,13 @@ def open_engine(
     model: Model, speculate: str = "off", draft: str | None = None, rule: str = "match"
 ) -> Iterator[Engine]:
     from martlet.runtime.engine import Engine
+    from martlet.runtime.nextn_drafter import own_drafter
     from martlet.runtime.speculation import speculation_of
 
     check_draft(draft, speculate)
     shares = [adapter.share for adapter in model.adapters]
     with open_drafter(model, draft) as drafter:
+        drafter = drafter or own_drafter(model, speculate)
         speculation = speculation_of(
             speculate, model.executor, drafter=drafter, n_adapters=len(shares), rule=rule
         )

@@ -7,12 +7,14 @@ import random
 from collections.abc import Mapping, Sequence
 
 from martlet.runtime.drafts import Draft
+from martlet.runtime.pooling import Hidden
 from martlet.runtime.request import Request
 
 
 class ScriptedDrafter:
     name = "scripted"
     n_kinds = 1
+    reach = 0
 
     def __init__(self, outputs: Mapping[str, Sequence[int]], acceptance: float) -> None:
         """outputs: of each request, by id, as it is without any guesses. acceptance: the
@@ -25,6 +27,8 @@ class ScriptedDrafter:
 
     def token_seconds(self, n_requests: int) -> float:
         return 0.0
+
+    def see(self, request: Request, first: int, hidden: Hidden) -> None: ...
 
     def forget(self, request: Request) -> None: ...
 

@@ -22,6 +22,7 @@ from ..runtime.drafts import Drafter
 from ..runtime.engine import Engine
 from ..runtime.errors import MartletError
 from ..runtime.model import Model
+from ..runtime.nextn_drafter import own_drafter
 from ..runtime.prefix_store import PrefixStore
 from ..runtime.speculation import speculation_of
 from ..runtime.work import Speed
@@ -120,13 +121,14 @@ def hold(
     **engine_options: Any,
 ) -> Loaded:
     """The model with a running engine and an app; lifecycle as in create_app; speculate, its rule
-    and drafter as of speculation_of; limits: of this machine, where they are known. Closing it ends
-    the engine and leaves the model open."""
+    and drafter as of speculation_of; without a drafter the model's own block guesses, if it has
+    one; limits: of this machine, where they are known. Closing it ends the engine and leaves the
+    model open."""
     shares, generates = [adapter.share for adapter in model.adapters], model.config.generates
     speculation = speculation_of(
         speculate,
         model.executor,
-        drafter=drafter,
+        drafter=drafter or own_drafter(model, speculate),
         generates=generates,
         n_adapters=len(shares),
         rule=speculate_rule,

@@ -21,7 +21,14 @@ from .recorded import convert
 
 Arrays = dict[str, np.ndarray]
 # Checkpoints, and a layer whose parts the block has as well.
-LIKE = {"deepseek2": 1, "deepseek2-glm": 1, "glm4moe": 1, "qwen35": 4, "qwen35moe": 1}
+LIKE = {
+    "deepseek2": 1,
+    "deepseek2-glm": 1,
+    "glm4moe": 1,
+    "qwen35": 4,
+    "qwen35moe": 1,
+    "qwen3next": 1,
+}
 NAMES = tuple(LIKE)
 # Where the block has an embedding and an output matrix: others than the model's, or the same.
 OWN_TABLES, COPIED_TABLES = ("glm4moe",), ("deepseek2-glm",)

@@ -109,7 +109,7 @@ def test_the_same_model_is_always_right_and_texts_stay_the_same(
     assert said[0] == said[1]
     counts = speculation.counts  # type: ignore[union-attr]
     assert counts.accepted == counts.drafted > 3 * 12
-    assert len(drafter._free) == drafter._executor.n_blocks, "ended requests hold blocks"
+    assert len(drafter._blocks.free) == drafter._executor.n_blocks, "ended requests hold blocks"
 
 
 def test_guesses_that_may_stand_by_chance_are_drawn_from_what_they_say(
@@ -160,12 +160,12 @@ def test_guesses_that_cost_too_much_are_not_made(target: Model, drafter: DraftMo
 def test_without_room_nothing_is_guessed(target: Model) -> None:
     small = opened(gives_back=False, kv_bytes=None)
     drafter = DraftModel(small, target.tokenizer)
-    drafter._free = drafter._free[:1]  # of 32 tokens
+    drafter._blocks.free = drafter._blocks.free[:1]  # of 32 tokens
     near, far = Owner("near", [5] * 20), Owner("far", [6] * 20)
     drafts = drafter.propose([near, far], 4)  # type: ignore[list-item]
     assert [len(draft.tokens) for draft in drafts] == [4, 0]
     assert not drafter.propose([near], 20)[0].tokens, "the second block is not there"  # type: ignore[list-item]
-    assert len(drafter._free) == 1, "what it held is for others"
+    assert len(drafter._blocks.free) == 1, "what it held is for others"
     drafts = drafter.propose([far], 4)  # type: ignore[list-item]
     assert list(drafts[0].tokens) == greedy(target, far.owned, 4)
     long = Owner("long", [7] * (CONTEXT - 2))

@@ -11,14 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from martlet.quant.gguf_file import GGUFFile
 from martlet.runtime import estimate as formulas
+from martlet.runtime.config import ModelConfig
 from martlet.runtime.executors.native import NativeExecutor
 from martlet.runtime.model import size_pool
-from martlet.runtime.models import record_plan
+from martlet.runtime.models import record_nextn, record_plan
 from martlet.runtime.ops import KvType
 from martlet.runtime.state_slots import SPARE_STATES
 from martlet.runtime.step import MOST_GUESSES, Step
+from martlet.runtime.weights import StoredWeights
 
+from .. import nextn
 from ..recorded import recorded_model
 from .native_library import IS_SANITIZED  # skips the file where there is no native library
 from .tiny import BLOCK_FORMATS, FLOAT_FORMATS, TinyDims, TinyModel, tiny_model
@@ -83,6 +87,21 @@ def test_states_and_what_takes_guesses_back_are_allocated_as_estimated() -> None
     found = estimated(1 << 30, plan=plan)
     assert found.guesses == (2 + SPARE_STATES) * MOST_GUESSES * plan.guess_bytes > 0
     assert estimated(1 << 30, plan=plan, n_guesses=0).total == found.total - found.guesses
+
+
+def test_a_block_that_guesses_is_allocated_as_estimated() -> None:
+    file = GGUFFile.open(nextn.gguf_of("glm4moe"))
+    weights = StoredWeights(file.tensors)
+    shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
+    config = ModelConfig.from_metadata(file.metadata, shapes)
+    plan, block = record_plan(config, weights, 64), record_nextn(config, weights, 64)
+    executor = NativeExecutor(block, weights, n_blocks=9, n_threads=2, block_tokens=32)
+    assert executor.weight_bytes == formulas.weight_bytes(block)
+    assert executor.kv_bytes == 9 * sum(formulas.kv_block_bytes(block, 32, KvType.F16))
+    executor.close()
+    found, without = estimated(1 << 30, plan=plan, nextn=block), estimated(1 << 30, plan=plan)
+    assert found.nextn > formulas.weight_bytes(block)
+    assert found.total == without.total + found.nextn
 
 
 def decode_step(block: int) -> Step:
