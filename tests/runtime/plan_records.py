@@ -39,7 +39,7 @@ class Records:
     def of(cls, plan: Plan, weights: WeightSource) -> Records:
         executor = NativeExecutor(plan, weights, n_blocks=N_BLOCKS, n_threads=1)
         try:
-            record, keep = executor._plan(plan, weights)
+            record, keep = executor._plan(plan, weights, frozenset())
             tensors = [
                 {name: getattr(record.tensors[i], name) for name in TENSOR_FIELDS}
                 for i in range(record.n_tensors)
