@@ -3,6 +3,7 @@ Owns the options and the loop; reading is top_sample.py's, layout top_view.py's.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated
@@ -74,7 +75,8 @@ def watch(server: Server, every: float, speed: Speed | None) -> None:
     from rich.live import Live
 
     now = server.look()
-    with Live(console=plain_console(), screen=True, auto_refresh=False) as live:
+    screen = Live(console=plain_console(), screen=True, auto_refresh=False)
+    with contextlib.suppress(KeyboardInterrupt), screen as live:  # which is how one leaves
         while True:
             time.sleep(every)
             before, now = now, server.look()

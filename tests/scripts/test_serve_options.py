@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from martlet.runtime.work import Speed
 from martlet.scripts.cli import app
 from typer.testing import CliRunner
 
@@ -141,3 +142,27 @@ def test_records_are_lines_of_json_on_stderr(
     assert served["options"].log_prompts
     served["options"].log({"path": "/x", "text": "a\nb"})
     assert json.loads(capsys.readouterr().err) == {"path": "/x", "text": "a\nb"}
+
+
+def test_traces_limits_and_spans(
+    served: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speed = Speed(3e9, 2e9, 1e9)
+    monkeypatch.setattr("martlet.scripts.limits.measure_speed", lambda options: speed)
+    trace = tmp_path / "trace.json"
+    result = run("m.gguf", "--port", "0", "--trace", str(trace), "--limits")
+    assert result.exit_code == 0, result.output
+    assert served["trace"].path == trace
+    assert served["trace"].is_closed
+    assert json.loads(trace.read_bytes())["traceEvents"]
+    assert served["limits"] is speed
+    assert "int8 3 GMAC/s, read 1.0 GB/s" in result.stderr
+    assert served["options"].spans is None
+    assert run("m.gguf", "--port", "0").exit_code == 0
+    assert served["trace"] is None
+
+
+def test_spans_are_asked_for(served: dict[str, Any]) -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    assert run("m.gguf", "--port", "0", "--otel").exit_code == 0
+    assert callable(served["options"].spans)
