@@ -11,9 +11,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from martlet.runtime.ops import KvType
 from martlet.server import serve
 
 from ..runtime.scripted import ScriptedExecutor
+from ..runtime.tiny import tiny_model
 from .scripted_engine import END, byte_tokenizer
 
 
@@ -30,11 +32,15 @@ def main() -> None:
         tokenizer=byte_tokenizer(),
         context=256,
         adapters=(),
+        plan=tiny_model("llama").plan(),  # what /stats counts steps by
+        kv_type=KvType.F16,
+        timeline=None,
         config=SimpleNamespace(
             arch="llama",
             context_train=256,
             dim=8,
             pooling_type=0,
+            nextn=0,
             generates=True,
             abilities={"generate", "embed"},
         ),
