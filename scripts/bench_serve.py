@@ -138,6 +138,9 @@ def bench_serve(
         raise MartletError("--direct has no chat template; leave out --endpoint chat")
     if direct and not stream:
         raise MartletError("--direct is always a stream; leave out --no-stream")
+    for path in (out, html):  # known before anything is measured
+        if path and not path.absolute().parent.is_dir():
+            raise MartletError(f"{path}: there is no folder {path.absolute().parent}")
     fields = json_object(extra)
     if token_counts:
         fields["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
@@ -216,12 +219,13 @@ def json_object(text: str) -> dict[str, Any]:
 def tell(records: Sequence[Record], out: Path | None, html: Path | None, as_json: bool) -> None:
     from martlet.scripts import load_report
     from martlet.scripts import records as files
-    from martlet.scripts.load_html import page
 
     if out:
         files.write_records(out, records)
         note(f"records: {out}")
     if html:
+        from martlet.scripts.load_html import page
+
         html.write_text(page(records), encoding="utf-8")
         note(f"report: {html}")
     if as_json:

@@ -19,7 +19,7 @@ MUST_KNOW = (*MACHINE, *MODEL, *RUN, *WORK)
 SUBJECTS = ("engine", "versions", "flags", "transport", "context", "executor", "engine_isa")
 # Told, and different from one session to the next by nature.
 INCIDENTAL = ("load_before", "seed", "repeats", "model_file")
-LEAST_REPEATS = 2
+LEAST_REPEATS = 3  # of two, a chance in twenty is one that happens
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,9 @@ def _alone(name: str, record: Record) -> Iterable[Problem]:
     if figure.grade != "measured":
         yield Problem(f"{record.label} is {figure.grade}; only measured figures are ranked")
     elif len(figure.samples) < LEAST_REPEATS:
-        yield Problem(f"{record.label} has one repeat: nobody knows its spread")
+        n = len(figure.samples)
+        text = f"{n} repeat{'s' * (n > 1)}, at least {LEAST_REPEATS} are needed to know its spread"
+        yield Problem(f"{record.label} has {text}")
     if min(figure.samples) <= 0:
         yield Problem(f"{record.label} is not above 0 in every repeat: it has no ratio")
 

@@ -42,6 +42,7 @@ th,td{padding:.25rem .6rem;border-bottom:1px solid var(--edge);text-align:right;
 font-variant-numeric:tabular-nums;white-space:nowrap}
 th:first-child,td:first-child{text-align:left}
 .text td{white-space:normal;text-align:left;overflow-wrap:anywhere}
+.text th{text-align:left}.text td:first-child{white-space:nowrap;overflow-wrap:normal}
 thead th{background:var(--soft)}
 @media(max-width:40rem){svg text{font-size:19px}}
 details{margin:.6rem 0}summary{cursor:pointer}
@@ -53,7 +54,7 @@ GAP_MARKS = (0, 1, 5, 10, 25, 50, 75, 90, 95, 98, 99, 99.5, 100)
 def page(records: Sequence[Record]) -> str:
     first = records[0]
     labels = list(dict.fromkeys(record.label for record in records))
-    title = f"Under load: {', '.join(labels)}"
+    title = f"Under load: {' / '.join(labels)}"
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'

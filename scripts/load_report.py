@@ -74,7 +74,8 @@ def remarks(record: Record) -> list[str]:
     if ttft and late > 0.1 * ttft.median:
         found.append(f"{where}the client sent up to {late:.0f} ms late: it had no core")
     cached = figures.get("cached_share")
-    if cached and record.conditions["cache"] == "cold" and cached.median > 0.05:
+    is_new = record.conditions["cache"] == "cold" and record.conditions["turns"] == 1
+    if cached and is_new and not record.conditions["prefix_tokens"] and cached.median > 0.05:
         found.append(f"{where}{cached.median:.0%} of prompt tokens were cached")
     load, cores = record.conditions.get("load_before"), record.conditions.get("cores")
     if load is not None and cores and load > BUSY * cores:

@@ -54,7 +54,11 @@ class Asked:
     def conditions(self, load: Load, manner: Manner) -> dict[str, Any]:
         return {
             **self.shape.conditions(),
-            **({"prompt_tokens": load.trace_name} if load.trace else {}),
+            **(
+                dict.fromkeys(("prompt_tokens", "output_tokens"), load.trace_name)
+                if load.trace
+                else {}
+            ),
             "load": load.label,
             "requests": self.n_requests(load),
             "cache": self.cache,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT = 640, 260
-LEFT, RIGHT, TOP, BOTTOM = 54, 14, 12, 44
+LEFT, RIGHT, TOP, BOTTOM = 54, 20, 12, 44
 N_COLOURS = 6
 
 

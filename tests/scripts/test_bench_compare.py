@@ -43,14 +43,15 @@ def judged(*records: Record, varies: tuple[str, ...] = ()) -> Any:
         (record("b", SLOW, cache="warm"), "cache differs: some cache / warm"),
         (record("b", SLOW, model_type="Q8_0"), "model_type differs: some model_type / Q8_0"),
         (record("b", SLOW, kv_type="q8_0"), "kv_type differs: some kv_type / q8_0"),
-        (record("b", SLOW[:1]), "b has one repeat: nobody knows its spread"),
+        (record("b", SLOW[:1]), "b has 1 repeat, at least 3 are needed to know its spread"),
+        (record("b", SLOW[:2]), "b has 2 repeats, at least 3 are needed to know its spread"),
         (
             record("b", SLOW, grade="vendor-reported"),
             "b is vendor-reported; only measured figures are ranked",
         ),
         (record("b", SLOW, cpu="another"), "cpu differs: some cpu / another"),
         (record("b", SLOW, turns=3), "turns is only known of some: 3"),
-        (record("b", (80.0, 0.0)), "b is not above 0 in every repeat: it has no ratio"),
+        (record("b", (80.0, 81.0, 0.0)), "b is not above 0 in every repeat: it has no ratio"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_by_name(other: Record, reason: str) -> None:

@@ -107,6 +107,7 @@ def test_warm_prompts_were_sent_before(server: tuple[str, PacedServer]) -> None:
         (["URL", "--goodput", "speed:3"], "--goodput is 'speed:3'"),
         (["URL", "--goodput", "ttft:3", "--no-stream"], "cannot be seen with --no-stream"),
         (["URL", "--extra", "[1]"], "no JSON object"),
+        (["URL", "-o", "nowhere/r.json"], "nowhere/r.json: there is no folder"),
         (["URL", "--condition", "threads"], "expected NAME=VALUE"),
         (["--direct", "m", "--endpoint", "chat"], "--direct has no chat template"),
         (["--run", "x=false {ports}", "--repeat", "1"], "there are {port}, {threads}, {streams}"),
@@ -127,7 +128,7 @@ def test_a_server_of_ours_and_its_engine_in_turns(tmp_path: Path) -> None:
     """The same prompts, of exact lengths, and all conditions that a comparison wants."""
     model, out = write_tiny_model(tmp_path / "tiny.gguf"), tmp_path / "r.json"
     words = ["--direct", model, "--concurrency", 2, "-n", 4, "--prompt", 20, "--output", 5]
-    words += ["--repeat", 2, "--context", 64, "--threads", 1, "-o", out]
+    words += ["--repeat", 3, "--context", 64, "--threads", 1, "-o", out]
     assert command(model, *words) == 0
     served, direct = read_records(out)
     assert (served.conditions["transport"], direct.conditions["transport"]) == ("http", "direct")
