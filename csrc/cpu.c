@@ -31,6 +31,11 @@ static int leaf7(unsigned sub, unsigned *b, unsigned *c, unsigned *a) {
     unsigned d;
     return __get_cpuid_count(7, sub, a, b, c, &d);
 }
+/* Core 2 of 2008, Bulldozer, Jaguar and later: SSSE3 and SSE4.1 */
+static int has_sse41(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c >> 9 & 1) && (c >> 19 & 1);
+}
 /* Haswell, Zen and later */
 static int has_avx2(void) {
     unsigned a, b, c, d, b7, c7, a7;
@@ -62,13 +67,39 @@ static int has_amx(void) {
     return 0;
 #endif
 }
+#elif defined(__aarch64__)
+#if defined(__linux__)
+#include <sys/auxv.h>
+/* Bits of AT_HWCAP and AT_HWCAP2; older headers lack the names. */
+static int has_dotprod(void) { return getauxval(AT_HWCAP) >> 20 & 1; } /* ASIMDDP */
+static int has_i8mm(void) { return has_dotprod() && (getauxval(AT_HWCAP2) >> 13 & 1); }
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
+static int has_feature(const char *name) {
+    int value = 0;
+    size_t size = sizeof value;
+    return sysctlbyname(name, &value, &size, NULL, 0) == 0 && value;
+}
+static int has_dotprod(void) { return has_feature("hw.optional.arm.FEAT_DotProd"); }
+static int has_i8mm(void) { return has_dotprod() && has_feature("hw.optional.arm.FEAT_I8MM"); }
+#else /* no way to ask is known */
+static int has_dotprod(void) { return 0; }
+static int has_i8mm(void) { return 0; }
+#endif
 #endif
 
 static const isa_row isas[] = {
     {"scalar", &mt_kernels_scalar, always},
 #if defined(__x86_64__)
-    {"avx2", &mt_kernels_avx2, has_avx2},       {"avxvnni", &mt_kernels_avxvnni, has_avxvnni},
-    {"avx512", &mt_kernels_avx512, has_avx512}, {"amx", &mt_kernels_amx, has_amx},
+    {"sse41", &mt_kernels_sse41, has_sse41},
+    {"avx2", &mt_kernels_avx2, has_avx2},
+    {"avxvnni", &mt_kernels_avxvnni, has_avxvnni},
+    {"avx512", &mt_kernels_avx512, has_avx512},
+    {"amx", &mt_kernels_amx, has_amx},
+#elif defined(__aarch64__)
+    {"neon", &mt_kernels_neon, always}, /* every 64-bit ARM has it */
+    {"dotprod", &mt_kernels_dotprod, has_dotprod},
+    {"i8mm", &mt_kernels_i8mm, has_i8mm},
 #endif
 };
 enum { N_ISAS = sizeof isas / sizeof isas[0] };

@@ -7,11 +7,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "float_mode.h"
 #include "memory.h"
-
-#if defined(__x86_64__)
-#include <xmmintrin.h>
-#endif
 
 int32_t mt_abi_version(void) { return MT_ABI_VERSION; }
 
@@ -462,13 +459,9 @@ static void run_phase(mt_engine *e, const mt_op *op, const mt_phase *phase, unsi
     }
 }
 
-/* Denormals cost a hundred cycles each and mean nothing here; every thread flushes them alike. */
 static void walk(void *raw, int thread) {
     mt_engine *e = raw;
-#if defined(__x86_64__)
-    const unsigned saved = _mm_getcsr();
-    _mm_setcsr(saved | 0x8040);
-#endif
+    const uint64_t saved = mt_flush_denormals();
     mt_op_span *spans = e->spans ? e->spans + (size_t)thread * (size_t)e->plan.n_ops : NULL;
     unsigned serial = e->first_phase;
     for (int32_t i = 0; i < e->plan.n_ops; i++) {
@@ -482,9 +475,7 @@ static void walk(void *raw, int thread) {
             mt_gate_wait(&e->phases_done, serial, MT_SPIN_US);
         }
     }
-#if defined(__x86_64__)
-    _mm_setcsr(saved);
-#endif
+    mt_restore_float_mode(saved);
 }
 
 int32_t mt_engine_run(mt_engine *e, const mt_step *step, char *err) {

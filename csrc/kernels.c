@@ -7,6 +7,10 @@
 #include "simd_avx512.h"
 #elif defined(__AVX2__)
 #include "simd_avx2.h"
+#elif defined(__SSE4_1__)
+#include "simd_sse41.h"
+#elif defined(MT_NEON)
+#include "simd_neon.h"
 #else
 #include "simd_scalar.h"
 #endif

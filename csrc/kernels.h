@@ -137,10 +137,15 @@ typedef struct mt_kernels {
 
 extern const mt_kernels mt_kernels_scalar;
 #if defined(__x86_64__) || defined(_M_X64)
+extern const mt_kernels mt_kernels_sse41;
 extern const mt_kernels mt_kernels_avx2;
 extern const mt_kernels mt_kernels_avxvnni;
 extern const mt_kernels mt_kernels_avx512;
 extern const mt_kernels mt_kernels_amx;
+#elif defined(__aarch64__) || defined(_M_ARM64)
+extern const mt_kernels mt_kernels_neon;
+extern const mt_kernels mt_kernels_dotprod;
+extern const mt_kernels mt_kernels_i8mm;
 #endif
 
 #endif

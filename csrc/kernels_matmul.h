@@ -10,10 +10,12 @@ ALWAYS int32_t biased_start(int32_t n8, int bias) {
 
 /* The same in every lane. */
 ALWAYS vi vi_start(int32_t n8, int bias) {
-#if SIMD_HAS_DPBUSD
+    /* codes up to 255 are brought below 128, and so have no bias left */
+    if (bias == 128 && !SIMD_TAKES_U8) return vi_set1(0);
+#if SIMD_HAS_DOT
     return vi_set1(biased_start(n8, bias));
 #else /* a broadcast is a load, and the lanes are cheaper to shift than a general register */
-    if (bias == 0 || bias == 128) return vi_set1(0);
+    if (bias == 0) return vi_set1(0);
     return vi_shift(vi_set1(n8), bias < 8 ? -__builtin_ctz(8u / (unsigned)bias)
                                           : __builtin_ctz((unsigned)bias / 8));
 #endif
@@ -22,14 +24,18 @@ ALWAYS vi vi_start(int32_t n8, int bias) {
 /* How many products of two columns, of codes up to `most` and activations up to 127, fit in 16 bits. */
 ALWAYS int pair_room(int most) { return 32767 / (2 * 127 * most); }
 
-#if SIMD_HAS_DPBUSD
+#if SIMD_HAS_DOT
 typedef vi vp; /* no such sums are needed */
 #endif
 
 /* dot += products of column group g, the last of a sum being `last`. */
 ALWAYS void dot_group(vi *dot, vp *pairs, vb w, const int8_t *q, int g, int last, int most) {
-#if SIMD_HAS_DPBUSD
+#if SIMD_HAS_DOT
+#if SIMD_TAKES_U8
     *dot = vi_dot(*dot, w, q);
+#else
+    *dot = most > 127 ? vi_dot_signed(*dot, w, q) : vi_dot(*dot, w, q);
+#endif
     (void)pairs, (void)g, (void)last, (void)most;
 #else
     const int room = pair_room(most) > 0 ? pair_room(most) : 1;

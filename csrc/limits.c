@@ -54,8 +54,13 @@ static const struct {
 } loops_by_isa[] = {
     {"scalar", &mt_limit_loops_scalar},
 #if defined(__x86_64__)
-    {"avx2", &mt_limit_loops_avx2},     {"avxvnni", &mt_limit_loops_avxvnni},
-    {"avx512", &mt_limit_loops_avx512}, {"amx", &mt_limit_loops_amx},
+    {"sse41", &mt_limit_loops_sse41},     {"avx2", &mt_limit_loops_avx2},
+    {"avxvnni", &mt_limit_loops_avxvnni}, {"avx512", &mt_limit_loops_avx512},
+    {"amx", &mt_limit_loops_amx},
+#elif defined(__aarch64__)
+    {"neon", &mt_limit_loops_neon},
+    {"dotprod", &mt_limit_loops_dotprod},
+    {"i8mm", &mt_limit_loops_i8mm},
 #endif
 };
 

@@ -16,10 +16,15 @@ typedef struct mt_limit_loops {
 
 extern const mt_limit_loops mt_limit_loops_scalar;
 #if defined(__x86_64__) || defined(_M_X64)
+extern const mt_limit_loops mt_limit_loops_sse41;
 extern const mt_limit_loops mt_limit_loops_avx2;
 extern const mt_limit_loops mt_limit_loops_avxvnni;
 extern const mt_limit_loops mt_limit_loops_avx512;
 extern const mt_limit_loops mt_limit_loops_amx;
+#elif defined(__aarch64__) || defined(_M_ARM64)
+extern const mt_limit_loops mt_limit_loops_neon;
+extern const mt_limit_loops mt_limit_loops_dotprod;
+extern const mt_limit_loops mt_limit_loops_i8mm;
 #endif
 
 #endif

@@ -18,6 +18,12 @@ enum { N_INT8 = 6, N_F32 = 6, FENCE_EACH = 0 };
 #elif defined(__AVX2__)
 #include "simd_avx2.h"
 enum { N_INT8 = 4, N_F32 = 5, FENCE_EACH = 1 }; /* products could be shared by accumulators */
+#elif defined(__SSE4_1__)
+#include "simd_sse41.h"
+enum { N_INT8 = 2, N_F32 = 2, FENCE_EACH = 1 };
+#elif defined(MT_NEON)
+#include "simd_neon.h"
+enum { N_INT8 = SIMD_HAS_DOT ? 5 : 2, N_F32 = 5, FENCE_EACH = 1 };
 #else
 #include "simd_scalar.h"
 enum { N_INT8 = 1, N_F32 = 1, FENCE_EACH = 1 };
@@ -52,7 +58,7 @@ static int64_t multiply_int8(int n_rounds, const int32_t *operands, int32_t *sin
     *sink = sums[0];
     return (int64_t)n_rounds * 4 * TILE_PRODUCTS;
 }
-#elif defined(__AVX2__) && !SIMD_HAS_DPBUSD
+#elif !SIMD_HAS_DOT
 /* As codes of four bits are multiplied: eight products share one widening to 32 bits. Codes of eight
  * bits need one for each, and so reach at most 9 / 16 of this. */
 static int64_t multiply_int8(int n_rounds, const int32_t *operands, int32_t *sink) {

@@ -16,12 +16,14 @@
 #endif
 
 #ifdef __AVXVNNI__
-#define SIMD_HAS_DPBUSD 1
+#define SIMD_HAS_DOT 1
+#define SIMD_TAKES_U8 1
 #define MM_COLS 3
 #define DIRECT_HALVES 1
 #define DIRECT_COLS MM_COLS
 #else
-#define SIMD_HAS_DPBUSD 0
+#define SIMD_HAS_DOT 0
+#define SIMD_TAKES_U8 0
 #define MM_COLS 4 /* the sums between blocks lie in memory: a load and a store for 20 operations */
 #define DIRECT_HALVES 2 /* in one walk, or nothing would be fetched during the second */
 #define DIRECT_COLS 8
@@ -239,7 +241,7 @@ static inline void vi_store_i8(int8_t *p, vi x) {
 static inline void vi_store_q8(mt_q8_block *to, vi a, vi b, float d) {
     mt_store_q8(to, _mm256_set_m128i(mt_low_bytes(b), mt_low_bytes(a)), d);
 }
-#if SIMD_HAS_DPBUSD
+#if SIMD_HAS_DOT
 static inline vi vi_dot(vi acc, vb w, const int8_t *x) {
     int32_t x4;
     memcpy(&x4, x, 4);

@@ -15,7 +15,8 @@
 #define UNROLL(n) SIMD_PRAGMA(GCC unroll n)
 #endif
 
-#define SIMD_HAS_DPBUSD 1
+#define SIMD_HAS_DOT 1
+#define SIMD_TAKES_U8 1
 #define MM_COLS 6
 #define MM_HALVES 2
 #define DIRECT_HALVES MM_HALVES

@@ -1,6 +1,6 @@
 /* Sixteen-lane primitives in plain C: the meaning of every primitive, and the baseline build.
  *
- * The same names exist in simd_avx2.h and simd_avx512.h. A lane of one primitive computes exactly
+ * The same names exist in simd_avx2.h, simd_avx512.h and simd_neon.h. A lane of one primitive computes exactly
  * the same IEEE operation in all of them, so kernels written against these names give equal bits.
  */
 #ifndef MT_SIMD_H
@@ -12,14 +12,15 @@
 
 #include "formats.h"
 
-#define SIMD_HAS_DPBUSD 1 /* dot products of u8 x s8 are exact for every u8 */
-#define MM_COLS 2         /* columns of one matmul tile */
-#define MM_HALVES 1       /* 16-row halves of the 32-row weight tile taken together */
-#define DIRECT_HALVES 1   /* the same where nothing is unpacked */
-#define DIRECT_COLS 2     /* columns up to which that is faster than unpacking once */
-#define ATTN_ROWS 2       /* query rows that share one load of a key or value */
-#define ATTN_VECS 2       /* vectors of keys or values that they take together */
-#define UNROLL(n)         /* loops over lanes are long enough */
+#define SIMD_HAS_DOT 1  /* products of u8 x s8 go straight to 32 bits */
+#define SIMD_TAKES_U8 1 /* of every u8; else of those below 128 */
+#define MM_COLS 2       /* columns of one matmul tile */
+#define MM_HALVES 1     /* 16-row halves of the 32-row weight tile taken together */
+#define DIRECT_HALVES 1 /* the same where nothing is unpacked */
+#define DIRECT_COLS 2   /* columns up to which that is faster than unpacking once */
+#define ATTN_ROWS 2     /* query rows that share one load of a key or value */
+#define ATTN_VECS 2     /* vectors of keys or values that they take together */
+#define UNROLL(n)       /* loops over lanes are long enough */
 
 typedef struct {
     float v[16];
