@@ -11,26 +11,53 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import typer
 from martlet.scripts import options
 from martlet.scripts.console import print_json
 from martlet.scripts.models import cache_folder
 
 # Instructions that some kernel uses, as Linux spells them.
 NOTABLE = (
-    *("sse4_2", "avx", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni"),
+    *(
+        "ssse3",
+        "sse4_1",
+        "avx",
+        "avx2",
+        "fma",
+        "f16c",
+        "avx_vnni",
+        "avx512f",
+        "avx512bw",
+        "avx512_vnni",
+    ),
     *("avx512_bf16", "amx_int8", "amx_bf16"),
     *("asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2", "sme"),
 )
 
 
+# Exit codes: a script learns from them whether a model runs here at full speed, slowly, or not.
+SLOW, NOTHING_RUNS = 1, 2
+SCARCE_BYTES = 512 << 20
+
+
 def doctor(as_json: options.JsonOption = False) -> None:
-    """Report CPU features, chosen ISA and executor, threads and why, memory, cache."""
+    """Report CPU features, chosen ISA and executor, threads and why, memory, cache, and what to
+    change. Exit code 1: models run, but not on native code; 2: none runs."""
     report = examine()
     if as_json:
         print_json(report)
-        return
-    for key, value in report.items():
-        print(f"{key.replace('_', ' '):<12}{sentence(value)}")
+    else:
+        for key, value in report.items():
+            print(f"{key.replace('_', ' '):<12}{sentence(value)}")
+    if code := exit_code(report):
+        raise typer.Exit(code)
+
+
+def exit_code(report: dict[str, Any]) -> int:
+    chosen = report["executor"]["chosen"]
+    if chosen == "native" and report["isa"]["chosen"].startswith("none"):  # a bad MARTLET_ISA
+        return NOTHING_RUNS
+    return 0 if chosen == "native" else SLOW if chosen == "numba" else NOTHING_RUNS
 
 
 def sentence(value: Any) -> str:
@@ -42,7 +69,7 @@ def sentence(value: Any) -> str:
 
 
 def examine() -> dict[str, Any]:
-    return {
+    report = {
         "martlet": version(),
         "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
         "cpu": cpu_name(),
@@ -53,6 +80,44 @@ def examine() -> dict[str, Any]:
         "memory": memory_report(),
         "cache": cache_report(),
     }
+    return {**report, "advice": advice(report)}
+
+
+def advice(report: dict[str, Any]) -> list[str]:
+    """What to change, a sentence each; nothing where all is well."""
+    from martlet.runtime.machine import memory
+
+    said = []
+    executor, isa = report["executor"], report["isa"]["chosen"]
+    if executor["chosen"] != "native":
+        said.append("install a C compiler and reinstall martlet: native code is far faster.")
+    elif isa == "scalar":
+        said.append("no kernels here are made for this CPU: expect a tenth of the usual speed.")
+    available = memory().available_bytes
+    if available < SCARCE_BYTES:
+        said.append(
+            f"only {available >> 20} MiB of memory are free; `martlet estimate MODEL` says what fits"
+        )
+    if read(Path("/sys/kernel/mm/transparent_hugepage/enabled")).endswith("[never]"):
+        said.append(
+            "huge pages are off: `echo madvise` into transparent_hugepage/enabled (as root)."
+        )
+    clock = Path("/sys/devices/system/cpu/cpu0/cpufreq")
+    # Under these two drivers powersave is the name of what adapts.
+    adapts = read(clock / "scaling_driver") in ("intel_pstate", "amd-pstate-epp")
+    if read(clock / "scaling_governor") == "powersave" and not adapts:
+        said.append("the CPU governor is powersave: with schedutil or performance it is faster.")
+    if not report["cache"]["writable"].startswith("yes"):
+        said.append("the folder for models cannot be written: set MARTLET_CACHE to one that can.")
+    return said
+
+
+def read(path: Path) -> str:
+    """Empty where there is no such file."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def version() -> str:
@@ -65,20 +130,15 @@ def version() -> str:
         return "not installed"
 
 
-def cpuinfo() -> str:
-    try:
-        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
 def cpu_name() -> str:
-    match = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", cpuinfo(), re.MULTILINE)
+    cpuinfo = read(Path("/proc/cpuinfo"))
+    match = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     return match[1] if match else platform.processor() or platform.machine()
 
 
 def cpu_features() -> list[str]:
-    match = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", cpuinfo(), re.MULTILINE)
+    cpuinfo = read(Path("/proc/cpuinfo"))
+    match = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     found = set(match[1].split()) if match else set()
     return [name for name in NOTABLE if name in found]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 from martlet.quant.errors import MartletError
-from martlet.scripts import cli, console
+from martlet.scripts import cli, console, doctor
 from typer.testing import CliRunner
 
 from .conftest import Martlet
@@ -200,6 +200,23 @@ def test_doctor_names_a_choice_and_its_reasons(martlet: Martlet, tmp_path: Path)
     assert report["threads"]["count"] >= 1
     assert report["cache"]["folder"] == str(tmp_path)
     assert "threads" in martlet("doctor").stdout
+
+
+def test_doctor_advises_and_tells_scripts() -> None:
+    fine = {
+        "executor": {"chosen": "native"},
+        "isa": {"chosen": "neon"},
+        "cache": {"writable": "yes"},
+    }
+    assert doctor.exit_code(fine) == 0
+    for chosen, code in (("numba", 1), ("none; ask for --executor reference", 2)):
+        report = {**fine, "executor": {"chosen": chosen}}
+        assert doctor.exit_code(report) == code
+        assert any("C compiler" in said for said in doctor.advice(report))
+    assert doctor.exit_code({**fine, "isa": {"chosen": "none (no z80 here)"}}) == 2
+    locked = {**fine, "cache": {"writable": "no; set MARTLET_CACHE"}}
+    assert any("MARTLET_CACHE" in said for said in doctor.advice(locked))
+    assert any("this CPU" in said for said in doctor.advice({**fine, "isa": {"chosen": "scalar"}}))
 
 
 def test_doctor_tells_of_an_isa_that_cannot_be(martlet: Martlet) -> None:
