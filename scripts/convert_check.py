@@ -18,6 +18,7 @@ import tokenizers
 from martlet.quant.checkpoint import Checkpoint
 from martlet.quant.convert import Conversion
 from martlet.quant.errors import FileFormatError, UnsupportedError
+from martlet.runtime.executors.choice import likely_executor
 from martlet.runtime.model import load_model
 from martlet.runtime.ops import BufferKind, KvType
 from martlet.runtime.tokenizer import Tokenizer
@@ -134,6 +135,8 @@ def compare_logits(conversion: Conversion, path: Path, executor: str = "auto") -
 
 def file_logits(path: Path, ids: Sequence[int], executor: str = "auto") -> np.ndarray:
     """float32 (len(ids), vocab_size), with activations and cache that round nothing."""
+    if likely_executor(executor)[1] == "numba":
+        executor = "reference"  # numba rounds activations where it multiplies blocks
     model = load_model(
         path,
         executor=executor,

@@ -159,7 +159,9 @@ def main() -> int:
         failed = []
         for cpu in args.cpu.split(","):
             print(f"== {cpu}", flush=True)
-            if run_tests(cpu, python, library, paths, pytest_arguments or [*tests, "-q", "-x"]):
+            if run_tests(
+                cpu, python, library, paths, pytest_arguments or [*tests, "-q", "-x", "--timeout=0"]
+            ):
                 failed.append(cpu)
     if failed:
         print(f"error: failed on {', '.join(failed)}", file=sys.stderr)

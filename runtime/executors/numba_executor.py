@@ -143,10 +143,19 @@ class NumbaExecutor:
         return (time.perf_counter() - began) * 1e3
 
 
+_PRODUCTS = (
+    OpKind.LINEAR,
+    OpKind.LINEAR_GLU,
+    OpKind.EXPERT_GLU,
+    OpKind.EXPERT_SUM,
+    OpKind.HEAD_LINEAR,
+)
+
+
 def _takes_other_rows(plan: Plan, op: Op) -> bool:
     """Whether the op is a product that the kernels here do not have: of BF16 rows with anything, or
     of F32 rows with blocks."""
-    if op.kind not in (OpKind.LINEAR, OpKind.LINEAR_GLU):
+    if op.kind not in _PRODUCTS:
         return False
     kind = plan.buffers[op.inputs[0]].kind
     in_blocks = any(plan.tensors[w].format not in FLOAT_FORMATS for w in op.weights[:2] if w >= 0)

@@ -10,7 +10,7 @@ from martlet.runtime.errors import ModelError
 from martlet.runtime.executors.numba_executor import NumbaExecutor
 from martlet.runtime.executors.reference import ReferenceExecutor
 from martlet.runtime.models import record_plan
-from martlet.runtime.ops import BufferKind, KvType
+from martlet.runtime.ops import BufferKind, KvType, OpKind
 from martlet.runtime.step import Step
 
 from .op_cases import (
@@ -169,6 +169,16 @@ def test_rows_it_has_no_products_of_are_refused(activations: BufferKind) -> None
     plan = record_plan(model.config, model.weights, 64, activations=activations)
     with pytest.raises(ModelError, match="use native or reference for f32 and bf16"):
         NumbaExecutor(plan, model.weights, n_blocks=16)
+
+
+def test_products_of_experts_are_refused_as_well() -> None:
+    model = tiny_model("qwen3moe", formats=("Q8_0",))
+    plan = record_plan(model.config, model.weights, 64, activations=BufferKind.F32)
+    kinds = (OpKind.LINEAR, OpKind.EXPERT_GLU, OpKind.EXPERT_SUM)
+    for kind in kinds:
+        alone = next(op for op in plan.ops if op.kind is kind)
+        with pytest.raises(ModelError, match="use native or reference for f32 and bf16"):
+            NumbaExecutor(replace(plan, ops=[alone]), model.weights, n_blocks=16)
 
 
 def test_limits_are_refused_with_their_numbers() -> None:
