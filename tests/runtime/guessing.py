@@ -22,6 +22,7 @@ class ChanceDrafter:
 
     name = "chance"
     n_kinds = 1
+    reach = 0
 
     def __init__(self, chances: Distribution) -> None:
         self.chances = chances

@@ -71,9 +71,9 @@ def recorded(engine: Engine) -> dict[str, list[bytes]]:
     seen: dict[str, list[bytes]] = {}
     advance = engine._advance
 
-    def recording(request: Any, logits: np.ndarray, best_id: int) -> int:
+    def recording(request: Any, logits: np.ndarray, best_id: int, guess: Any) -> int:
         seen.setdefault(request.id, []).append(logits.tobytes())
-        return advance(request, logits, best_id)
+        return advance(request, logits, best_id, guess)
 
     engine._advance = recording  # type: ignore[method-assign]
     return seen

@@ -118,7 +118,7 @@ def test_every_executor_equals_the_formula_in_any_company(executor: str) -> None
     config = ModelConfig.from_metadata(METADATA, shapes)
     assert [layer.experts is not None for layer in config.layers] == [False, True] * 2
     plan = record_plan(config, weights, max_rows=64)
-    assert unused_tensors(plan, weights) == []
+    assert unused_tensors(plan, weights, config) == []
     ids = [int(i) for i in np.random.default_rng(3).integers(0, VOCAB, 19)]
     runner, _ = create_executor(
         executor, plan, weights, n_blocks=8, block_tokens=16, kv_type=KvType.F32

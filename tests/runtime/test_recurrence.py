@@ -69,7 +69,7 @@ def test_old_files_of_qwen3next_compute_the_same() -> None:
     for tensors in (stored, old):
         source = StoredWeights(tensors)
         plan = record_plan(config, source, max_rows=32)
-        assert unused_tensors(plan, source) == []
+        assert unused_tensors(plan, source, config) == []
         runner = ReferenceExecutor(plan, source, n_blocks=2, kv_type=KvType.F32)
         logits.append(run_tokens(runner, recorded_ids("qwen3next"), chunk=32))
     np.testing.assert_array_equal(*logits)
