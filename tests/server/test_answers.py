@@ -67,6 +67,20 @@ def test_chat_stream_order(official: openai.OpenAI) -> None:
     assert set((tail.model_extra or {})["timings"]) == TIMING_KEYS
 
 
+def test_b52_reasons_come_last_whatever_they_are(official: openai.OpenAI) -> None:
+    fields: Any = {"model": "tiny", "messages": USER, "max_tokens": 3, "n": 2}
+    chunks = list(official.chat.completions.create(**fields, stream=True))
+    assert len({c.id for c in chunks}) == 1
+    for index in range(2):
+        choices = [c for chunk in chunks for c in chunk.choices if c.index == index]
+        assert [c.finish_reason for c in choices] == [None] * (len(choices) - 1) + ["length"]
+        assert [c.delta.role for c in choices if c.delta.role] == ["assistant"]
+    fields = {"model": "tiny", "prompt": "a", "max_tokens": 3}
+    texts = list(official.completions.create(**fields, stream=True))
+    assert [c.choices[0].finish_reason for c in texts] == [None] * (len(texts) - 1) + ["length"]
+    assert len({c.id for c in texts}) == 1
+
+
 def test_async_official_client(client: httpx.Client) -> None:
     async def run() -> list[str]:
         async with openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="x") as official:

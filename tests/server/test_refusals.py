@@ -194,6 +194,10 @@ def test_b48_lone_surrogates_are_refused(client: httpx.Client, bad: str) -> None
         ("/v1/chat/completions", f'{{"messages":[{{"role":"tool","content":"{bad}"}}]}}'),
         ("/v1/completions", f'{{"prompt":"{bad}"}}'),
         ("/v1/completions", f'{{"prompt":"a","stop":["{bad}"]}}'),
+        (
+            "/v1/chat/completions",
+            f'{{"messages":[{{"role":"user","content":"a"}}],"stop":"{bad}"}}',
+        ),
     ]
     for path, body in bodies:
         assert_refused(client.post(path, content=body, headers=JSON))
@@ -211,10 +215,19 @@ def test_b64_many_errors_make_a_small_answer(client: httpx.Client, kind: str) ->
     secret = "s3cret" * 30
     bad: Any = {"role": "user", "content": {secret: 1}} if kind == "content" else {secret: secret}
     started = time.monotonic()
-    answer = client.post("/v1/chat/completions", json={"messages": [bad] * 5000})
+    many = [bad] * 5000
+    for path, body in (
+        ("/v1/chat/completions", {"messages": many}),
+        ("/v1/responses", {"input": many}),
+        ("/v1/messages", {"messages": many, "max_tokens": 1}),
+        ("/api/chat", {"messages": many}),
+        ("/v1/embeddings", {"input": many}),
+    ):
+        answer = client.post(path, json=body)
+        assert answer.status_code == 400
+        assert len(answer.content) <= 4096
+        assert "s3cret" not in answer.text
     assert time.monotonic() - started < 5
-    assert_refused(answer)
-    assert "s3cret" not in answer.text
     assert_works(client)
 
 

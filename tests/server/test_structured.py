@@ -143,6 +143,8 @@ def test_empty_wishes_are_none(client: httpx.Client) -> None:
         ({"guided_choice": []}, "guided_choice", "list"),
         ({"guided_grammar": "start: gone"}, "guided_grammar", "gone"),
         ({"grammar": 'root ::= "a" ('}, "grammar", ""),
+        ({"grammar": 'root ::= "a" gone'}, "grammar", "gone"),  # B66
+        ({"json_schema": {"$ref": "#/$defs/gone"}}, "json_schema", "gone"),  # B68
         ({"grammar": "start: start"}, "grammar", "failed"),
         ({"json_schema": {"type": "foo"}}, "json_schema", "foo"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag", ""),

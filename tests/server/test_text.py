@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from .scripted_engine import ScriptedEngine, says
-from .serving import chat_body, events, joined, serving
+from .serving import assert_works, chat_body, events, joined, serving, wait_until
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,19 @@ def test_b46_unfinished_character(raw: bytes, fields: dict[str, Any], reason: st
         assert answer["choices"][0]["message"]["content"] == "ok\ufffd"
         n_shown = len(raw) + (0 if fields else 1)
         assert answer["usage"]["completion_tokens"] == n_shown
+
+
+def test_b46_leaving_within_a_character_is_leaving() -> None:
+    engine = ScriptedEngine(says(b"ok\xf0\x9f"), token_s=0.2)
+    with serving(engine) as client:
+        with client.stream("POST", "/v1/chat/completions", json=chat_body(stream=True)):
+            wait_until(lambda: bool(engine.requests) and engine.requests[0].n_emitted >= 3)
+        wait_until(lambda: engine.requests[0].reason is not None)
+        assert engine.requests[0].reason == "cancelled"
+        assert_works(client)
+        options = {"include_usage": True}
+        chunks = events(client, "/v1/chat/completions", chat_body(stream_options=options))
+        assert chunks[-2]["usage"]["completion_tokens"] == 5, "its bytes, and the end"
 
 
 @pytest.mark.parametrize("fields", [{}, {"max_tokens": 8}])

@@ -64,6 +64,16 @@ def test_b62_a_call_that_is_cut_says_so() -> None:
         assert choice.finish_reason == "length"
         assert choice.message.tool_calls
         assert [c.function.arguments for c in choice.message.tool_calls] == [ROME, '{"te']
+        chunks = client.chat.completions.create(
+            model="tiny", messages=MESSAGES, tools=TOOLS, max_tokens=n, stream=True
+        )
+        choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
+        assert choices[-1].finish_reason == "length"
+        pieces = [call for c in choices for call in c.delta.tool_calls or ()]
+        for index, arguments in enumerate((ROME, '{"te')):
+            of_call = [call for call in pieces if call.index == index]
+            assert [call.type for call in of_call if call.type] == ["function"], "once"
+            assert "".join(c.function.arguments or "" for c in of_call if c.function) == arguments
 
 
 def test_an_answer_without_a_call_is_an_answer() -> None:
