@@ -7,13 +7,7 @@
 #include <string.h>
 
 #include "simd_q8.h"
-
-#define SIMD_PRAGMA(text) _Pragma(#text)
-#ifdef __clang__
-#define UNROLL(n) SIMD_PRAGMA(unroll n)
-#else
-#define UNROLL(n) SIMD_PRAGMA(GCC unroll n)
-#endif
+#include "simd_unroll.h"
 
 #ifdef __AVXVNNI__
 #define SIMD_HAS_DOT 1

@@ -8,13 +8,7 @@
 #include <string.h>
 
 #include "formats.h"
-
-#define SIMD_PRAGMA(text) _Pragma(#text)
-#ifdef __clang__
-#define UNROLL(n) SIMD_PRAGMA(unroll n)
-#else
-#define UNROLL(n) SIMD_PRAGMA(GCC unroll n)
-#endif
+#include "simd_unroll.h"
 
 #define SIMD_HAS_DOT 0
 #define SIMD_TAKES_U8 0
