@@ -25,6 +25,13 @@ _STORED_STACK = re.compile(r"(.*\.experts)\.(gate_up|down)_proj")
 _STORED_PARTS = {"gate_up": ("gate_proj", "up_proj"), "down": ("down_proj",)}
 _MOST = 1024  # experts of a layer
 
+# How DeepSeek's way of choosing experts is said: in config.json, and in a GGUF file.
+GROUPED_CHOICE: Mapping[str, str] = {
+    "routed_scaling_factor": "expert_weights_scale",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
+}
+
 
 @dataclass(frozen=True)
 class ExpertKeys:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .convert_experts import ExpertKeys
+from .convert_experts import GROUPED_CHOICE, ExpertKeys
 from .convert_family import (
     PARTIAL_ROPE,
     QKV,
@@ -69,11 +69,7 @@ _GLM4MOE = Family(
         dim="moe_intermediate_size",
         shared_count="n_shared_experts",
         first="first_k_dense_replace",
-        numbers={
-            "routed_scaling_factor": "expert_weights_scale",
-            "n_group": "expert_group_count",
-            "topk_group": "expert_group_used_count",
-        },
+        numbers=GROUPED_CHOICE,
         fixed={"expert_gating_func": 2},
         choice_bias="gate.e_score_correction_bias",
     ),
@@ -101,11 +97,7 @@ _BAILINGMOE2 = Family(
         shared_count="num_shared_experts",
         tells_shared_dim=True,
         first="first_k_dense_replace",
-        numbers={
-            "routed_scaling_factor": "expert_weights_scale",
-            "n_group": "expert_group_count",
-            "topk_group": "expert_group_used_count",
-        },
+        numbers=GROUPED_CHOICE,
         fixed={"expert_gating_func": 2},
         neutral={
             "score_function": ("sigmoid",),

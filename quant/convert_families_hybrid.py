@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from .convert_experts import ExpertKeys
+from .convert_experts import GROUPED_CHOICE, ExpertKeys
 from .convert_family import (
     GATE_UP,
     PARTIAL_ROPE,
@@ -214,12 +214,7 @@ _NEMOTRON_H_MOE = replace(
         count=("n_routed_experts",),
         dim="moe_intermediate_size",
         shared_dim="moe_shared_expert_intermediate_size",
-        numbers={
-            "n_shared_experts": "expert_shared_count",
-            "routed_scaling_factor": "expert_weights_scale",
-            "n_group": "expert_group_count",
-            "topk_group": "expert_group_used_count",
-        },
+        numbers={"n_shared_experts": "expert_shared_count", **GROUPED_CHOICE},
         fixed={"expert_gating_func": 2},
         parts=("", "up_proj", "down_proj"),
         choice_bias="gate.e_score_correction_bias",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .convert_experts import ExpertKeys
+from .convert_experts import GROUPED_CHOICE, ExpertKeys
 from .convert_family import Family, FamilyChoice, Nextn, base_keys
 
 _BIASED = ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.o_proj")
@@ -28,11 +28,7 @@ _EXPERT_KEYS = ExpertKeys(
     shared_count="n_shared_experts",
     first="first_k_dense_replace",
     layer_kinds="mlp_layer_types",
-    numbers={
-        "routed_scaling_factor": "expert_weights_scale",
-        "n_group": "expert_group_count",
-        "topk_group": "expert_group_used_count",
-    },
+    numbers=GROUPED_CHOICE,
     fixed={"expert_gating_func": 2},
     neutral={"topk_method": ("noaux_tc",), "scoring_func": ("sigmoid",), "moe_layer_freq": (1,)},
     choice_bias="gate.e_score_correction_bias",
