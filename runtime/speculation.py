@@ -17,6 +17,7 @@ then, to notice when guesses get better (Leviathan et al., 2023, arXiv:2211.1719
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -38,9 +39,15 @@ PROBE_EVERY = 64
 """Output tokens of a request without a guess, after which one is tried."""
 LEAST_STEP_S = 0.0015
 """Below, the choice of lengths takes more than 3 % of a step: auto leaves it."""
-PRIOR = 0.4
+LOAN, LOAN_SHARE = 1.0, 0.01
+"""Tokens that the guesses of a request may lose: at once, and for each token of its output. A guess
+that takes more than one token for each of its own never pays."""
+MOST_SPARE = 16.0
+"""Tokens that were gained and may be lost again."""
+PRIOR = 0.8
 """Acceptance of what was never tried."""
 _WEIGHT = 0.15  # of one more guess in its running mean; the first ones weigh more
+_WEIGHT_OF_ALL = 0.02  # the same in the mean over all requests, with which each begins
 _PRIOR_GUESSES = 3  # that the prior is worth
 
 
@@ -69,12 +76,43 @@ class Counts:
 
 
 @dataclass
+class _Rates:
+    """How often guesses are right, by kind: running means."""
+
+    means: list[float]
+    least_weight: float
+    n_seen: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.n_seen = [0] * len(self.means)
+
+    def learn(self, kind: int, is_right: bool) -> None:
+        self.n_seen[kind] += 1
+        weight = max(self.least_weight, 1 / (_PRIOR_GUESSES + self.n_seen[kind]))
+        self.means[kind] += weight * (is_right - self.means[kind])
+
+
+@dataclass
 class _Record:
     """What is known of one request's guesses."""
 
-    rates: list[float]  # by kind
-    n_seen: list[int]  # the same: guesses behind a rate
-    silent_since: int = 0  # output tokens when something was guessed last
+    of_kinds: _Rates
+    silent_since: int  # output tokens when something was guessed last
+    n_lent: int  # output tokens whose share is in `spare`
+    spare: float = LOAN
+    """Tokens that its guesses may still lose."""
+
+    @property
+    def rates(self) -> list[float]:
+        return self.of_kinds.means
+
+    def lend(self, n_output: int) -> None:
+        """What was lost comes back by and by."""
+        self.spare += max(0.0, min(LOAN - self.spare, LOAN_SHARE * (n_output - self.n_lent)))
+        self.n_lent = n_output
+
+    def settle(self, price: float, n_given: int) -> None:
+        self.spare = min(self.spare - price + n_given, MOST_SPARE)
 
 
 class Speculation:
@@ -92,6 +130,8 @@ class Speculation:
         self.drafter, self.costs, self.length, self.rule = drafter, costs, length, rule
         self.counts = Counts()
         self._records: dict[str, _Record] = {}
+        self._of_all = _Rates([PRIOR] * drafter.n_kinds, _WEIGHT_OF_ALL)
+        self._price_each = 0.0  # of the guessed tokens of this step
 
     def drafts(self, granted: Sequence[Scheduled], most_rows: int) -> list[Draft]:
         """A guess for each item, many of them empty, for at most most_rows rows in all."""
@@ -99,25 +139,34 @@ class Speculation:
         # Beside prompts rows are dear: nothing waits for memory then.
         if any(not item.request.is_streaming for item in granted):
             return nothing
-        most = min(self.length or MOST, most_rows - len(granted))
-        if most < 1:
-            return nothing
         requests = [item.request for item in granted]
-        token_s = self.drafter.token_seconds(len(requests))
+        able = requests if self.length else [r for r in requests if self._record(r).spare > 0]
+        most = min(self.length or MOST, most_rows - len(requests))
+        if most < 1 or not able:
+            return nothing
+        token_s = self.drafter.token_seconds(len(able))
         if token_s and not self.length:
-            most = min(most, self._common_length(requests, most_rows, token_s))
+            most = min(most, self._common_length(able, len(requests), most_rows, token_s))
             if most < 1:
                 return nothing
+        proposed = zip(able, self.drafter.propose(able, most), strict=True)
+        of_ids = {request.id: draft for request, draft in proposed}
         found = [
             draft.first(_room(request))._replace(source=draft.source or self.drafter.name)
-            for request, draft in zip(requests, self.drafter.propose(requests, most), strict=True)
+            for request in requests
+            for draft in [of_ids.get(request.id, NO_DRAFT)]
         ]
+        if not any(draft.tokens for draft in found):
+            return nothing
         if self.length or token_s:
             lengths = [len(draft.tokens) for draft in found]
             while sum(lengths) > most_rows - len(granted):
                 lengths[lengths.index(max(lengths))] -= 1
         else:
             lengths = self._lengths(requests, found, most_rows)
+        if self.costs and any(lengths):
+            price = self._price(len(lengths), sum(lengths), max(lengths) * token_s)
+            self._price_each = price / sum(lengths)
         return [draft.first(n) for draft, n in zip(found, lengths, strict=True)]
 
     def seen_from(self, n_prompt: int) -> int | None:
@@ -142,11 +191,10 @@ class Speculation:
         if record is None:  # it has ended by one of them
             return
         record.silent_since = request.n_output
-        rates, n_seen = record.rates, record.n_seen
+        record.settle(n * self._price_each, n_accepted)
         for place in range(min(n_accepted + 1, n)):
-            n_seen[draft.kind] += 1
-            weight = max(_WEIGHT, 1 / (_PRIOR_GUESSES + n_seen[draft.kind]))
-            rates[draft.kind] += weight * ((place < n_accepted) - rates[draft.kind])
+            for rates in (record.of_kinds, self._of_all):
+                rates.learn(draft.kind, place < n_accepted)
 
     def observe(self, n_rows: int, n_streams: int, seconds: float) -> None:
         """A step has taken so long; all its rows were of streams."""
@@ -169,37 +217,59 @@ class Speculation:
         self.drafter.forget(request)
 
     def _record(self, request: Request) -> _Record:
-        n_kinds = self.drafter.n_kinds
-        made = _Record([PRIOR] * n_kinds, [0] * n_kinds, request.n_output)
-        return self._records.setdefault(request.id, made)
+        record = self._records.get(request.id)
+        if record is None:
+            rates = _Rates(self._of_all.means[:], _WEIGHT)
+            record = self._records[request.id] = _Record(rates, request.n_output, request.n_output)
+        record.lend(request.n_output)
+        return record
 
-    def _common_length(self, requests: Sequence[Request], most_rows: int, token_s: float) -> int:
-        """Where guessing takes its time: how many tokens to guess for each request."""
-        records = [self._record(request) for request in requests]
-        best = self._best_length([record.rates[0] for record in records], most_rows, token_s)
-        return best or int(self._is_time_to_probe(requests, most_rows, token_s))
+    def _price(self, n: int, n_guessed: int, token_s: float = 0.0) -> float:
+        """What so many guessed tokens take beside n rows, in tokens of a step without any. token_s:
+        of guessing them."""
+        assert self.costs
+        alone_s = self.costs.of(n)
+        return n * (self.costs.of(n + n_guessed) + token_s - alone_s) / alone_s
 
-    def _best_length(self, rates: Sequence[float], most_rows: int, token_s: float) -> int:
-        """Of as many guessed tokens for each request, with these acceptances."""
+    def _common_length(
+        self, able: Sequence[Request], n_all: int, most_rows: int, token_s: float
+    ) -> int:
+        """Where guessing takes its time: how many tokens to guess for each of the able ones."""
+        records = [self._record(request) for request in able]
+        rates, spare = [r.rates[0] for r in records], sum(r.spare for r in records)
+        best = self._best_length(rates, n_all, most_rows, token_s, spare)
+        return best or int(self._is_time_to_probe(able, n_all, most_rows, token_s))
+
+    def _best_length(
+        self,
+        rates: Sequence[float],
+        n_all: int,
+        most_rows: int,
+        token_s: float,
+        spare: float = math.inf,
+    ) -> int:
+        """Of as many guessed tokens for each of some requests, with these acceptances."""
         assert self.costs
         n, chances = len(rates), list(rates)
-        expected, best_length = float(n), 0
-        best = WORTH * expected / self.costs.of(n)
-        for length in range(1, min(MOST, most_rows // n - 1) + 1):
+        expected, best_length = float(n_all), 0
+        best = WORTH * expected / self.costs.of(n_all)
+        for length in range(1, min(MOST, (most_rows - n_all) // n) + 1):
+            if self._price(n_all, n * length, length * token_s) > spare:
+                break
             expected += sum(chances)
-            per_second = expected / (self.costs.of(n * (1 + length)) + length * token_s)
+            per_second = expected / (self.costs.of(n_all + n * length) + length * token_s)
             if per_second > best:
                 best, best_length = per_second, length
             chances = [chance * rate for chance, rate in zip(chances, rates, strict=True)]
         return best_length
 
     def _is_time_to_probe(
-        self, requests: Sequence[Request], most_rows: int, token_s: float = 0.0
+        self, requests: Sequence[Request], n_all: int, most_rows: int, token_s: float = 0.0
     ) -> bool:
         """Nothing was guessed for long, and guesses that are all right would pay."""
         silent = (r.n_output - self._record(r).silent_since for r in requests)
         is_due = min(silent) >= PROBE_EVERY
-        return is_due and self._best_length([1.0] * len(requests), most_rows, token_s) > 0
+        return is_due and self._best_length([1.0] * n_all, n_all, most_rows, token_s) > 0
 
     def _lengths(
         self, requests: Sequence[Request], drafts: Sequence[Draft], most_rows: int
@@ -207,26 +277,33 @@ class Speculation:
         """The rows with the most expected tokens first, up to where a second gives most of them."""
         assert self.costs
         queue: list[tuple[float, int]] = []  # (-chance that this one more row counts, request)
-        rates = []
-        for i, (request, draft) in enumerate(zip(requests, drafts, strict=True)):
-            rates.append(self._record(request).rates[draft.kind])
+        records = [self._record(request) for request in requests]
+        rates = [r.rates[draft.kind] for r, draft in zip(records, drafts, strict=True)]
+        spare = [record.spare for record in records]
+        for i, draft in enumerate(drafts):
             if draft.tokens:
                 heappush(queue, (-rates[i], i))
-        n_rows = len(requests)
+        n_rows, n_guessed, paid = len(requests), 0, 0.0
         expected, lengths = float(n_rows), [0] * n_rows
         best, best_lengths = WORTH * expected / self.costs.of(n_rows), lengths[:]
-        while queue and sum(lengths) < most_rows - n_rows:
+        while queue and n_guessed < most_rows - n_rows:
             chance, i = heappop(queue)
+            price = self._price(n_rows, n_guessed + 1) - paid
+            if price > spare[i]:
+                continue
+            spare[i] -= price
+            paid += price
+            n_guessed += 1
             expected -= chance
             lengths[i] += 1
-            per_second = expected / self.costs.of(n_rows + sum(lengths))
+            per_second = expected / self.costs.of(n_rows + n_guessed)
             if per_second > best:
                 best, best_lengths = per_second, lengths[:]
             if lengths[i] < len(drafts[i].tokens):
                 heappush(queue, (chance * rates[i], i))
         if not any(best_lengths):
             for i, request in enumerate(requests):
-                if drafts[i].tokens and self._is_time_to_probe([request], most_rows):
+                if drafts[i].tokens and self._is_time_to_probe([request], n_rows, most_rows):
                     best_lengths[i] = 1
                     break
         return best_lengths

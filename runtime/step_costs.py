@@ -20,8 +20,9 @@ from .step import Step
 MEASURED = (1, 2, 3, 4, 6, 8, 12, 16)
 _TIMES = 3  # that a step is measured
 _LONG_S = 0.05  # steps that take longer are measured once
-_DRIFT, _OWN = 0.1, 0.1  # weights of a new time in what all steps share, and in its own
-_OUTLIER = 2.0  # beyond this multiple of what was expected, a time is the machine's
+_DRIFT, _OWN = 0.1, 0.05  # weights of a new time in what all steps share, and in its own
+_OUTLIER = 1.3  # beyond this multiple of what was expected, a time counts as this: most are noise
+_FORGET = 0.002  # of how steps of other numbers of rows have differed from the first measurement
 
 
 class StepCosts:
@@ -32,6 +33,8 @@ class StepCosts:
         of_all = np.interp(np.arange(self.most + 1), ns, [seconds[n] for n in ns])
         # More rows never take less: what says so is noise, and would be drafted for.
         self._seconds: list[float] = np.maximum.accumulate(of_all).tolist()
+        self._measured = tuple(self._seconds)
+        self._pace = 1.0  # of all steps since then
 
     @classmethod
     def measure(
@@ -74,7 +77,12 @@ class StepCosts:
             return
         ratio = min(max(seconds / self._seconds[n_rows], 1 / _OUTLIER), _OUTLIER)
         drift = ratio**_DRIFT
-        self._seconds = [s * drift for s in self._seconds]
+        self._pace *= drift
+        # What was dear once is not so for ever: nobody would find out, as nobody guesses so much.
+        self._seconds = [
+            (1 - _FORGET) * drift * now + _FORGET * self._pace * first
+            for now, first in zip(self._seconds, self._measured, strict=True)
+        ]
         own = self._seconds[n_rows] = self._seconds[n_rows] * ratio**_OWN
         for n, known in enumerate(self._seconds):  # never less for more rows; this one is newest
             self._seconds[n] = min(known, own) if n < n_rows else max(known, own)

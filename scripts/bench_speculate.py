@@ -1,14 +1,16 @@
-"""`martlet bench-speculate`: what guessing tokens gives here, by how often guesses are right.
-Owns the command and the table; the drafter is scripted_drafter.py."""
+"""`martlet bench-speculate`: what guessing tokens gives here, by how often guesses are right, or on
+tasks whose outputs repeat more or less of their prompts.
+Owns the command and the tables; runs are speculate_runs.py, tasks lookup_tasks.py."""
 
 from __future__ import annotations
 
 import random
-import statistics
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,35 +18,23 @@ from martlet.scripts import options
 from martlet.scripts.console import note, print_json
 
 if TYPE_CHECKING:
+    from martlet.runtime.drafts import Drafter
     from martlet.runtime.model import Model
-    from martlet.runtime.speculation import Speculation
     from martlet.runtime.step_costs import StepCosts
+    from martlet.scripts.speculate_runs import Outputs, Task
 
 PROMPT_TOKENS = 16
 DEFINITIONS = {
     "plain": "output tokens per second of all together, after the first ones, without guesses",
     "auto": "the same with as many guesses as the measured costs say",
-    "ratio": "auto / plain of neighbouring runs: median, least and most",
+    "ratio": "auto / plain, each run with guesses against the mean of its neighbours without: "
+    "geometric mean, and 95 % interval (Student's, of logarithms)",
+    "control": "the same of neighbouring runs without guesses: what the machine's noise gives",
     "expected": "calculated from acceptance and the costs measured at start: the best over all "
     "lengths of (1 + a + … + a^g) * cost(n) / cost(n * (1 + g)); 1 where that is less than 1",
     "acceptance": "the probability that a guessed token is the right one, as the drafter is told",
+    "share": "of an output's tokens those in runs of 4 and more that its prompt has, too",
 }
-
-
-@dataclass
-class Row:
-    acceptance: float
-    batch: int
-    plain: float = 0.0
-    auto: float = 0.0
-    ratios: list[float] = field(default_factory=list)
-    expected: float = 0.0
-    drafted: int = 0
-    accepted: int = 0
-
-    @property
-    def ratio(self) -> tuple[float, float, float]:
-        return statistics.median(self.ratios), min(self.ratios), max(self.ratios)
 
 
 @options.with_load_options
@@ -53,75 +43,131 @@ def bench_speculate(
     acceptance: Annotated[str, typer.Option(help="Of guessed tokens.")] = "0,0.3,0.6,0.8,1",
     batch: Annotated[str, typer.Option(help="Sequences that decode together.")] = "1,2,4,8",
     decode: Annotated[int, typer.Option(min=2, help="Output tokens of each.")] = 64,
-    repeat: Annotated[int, typer.Option(min=1, help="Pairs of runs; the median counts.")] = 5,
+    repeat: Annotated[int, typer.Option(min=2, help="Pairs of runs; the mean counts.")] = 5,
+    lookup: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Prompt lookup instead: JSON lines of name, prompt and output; each output is "
+            "dictated. Again for more files.",
+        ),
+    ] = None,
+    lookup_share: Annotated[
+        str | None,
+        typer.Option(help="Prompt lookup instead: outputs of which such shares are copied."),
+    ] = None,
     *,
+    draft: options.DraftOption = None,
     load: options.LoadOptions,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Decoding of MODEL with and without guesses, in turn, for guesses of known acceptance."""
-    from martlet.scripts.generate import open_model
+    """Decoding of MODEL with and without guesses, in turn: guesses of known acceptance, or those of
+    prompt lookup, or of a model (--draft)."""
+    from martlet.scripts.generate import open_drafter, open_model
 
     batches = [int(word) for word in batch.split(",")]
     chances = [float(word) for word in acceptance.split(",")]
-    context = PROMPT_TOKENS + decode + 1
-    arguments = load.arguments(context=context)
-    with open_model(model, **arguments) as opened:
+    shares = [float(word) for word in lookup_share.split(",")] if lookup_share else []
+    is_lookup = bool(lookup or shares)
+    context = None if is_lookup else PROMPT_TOKENS + decode + 1
+    with (
+        open_model(model, **load.arguments(context=context)) as opened,
+        open_drafter(opened, draft) as drafter,
+    ):
         costs = measured_costs(opened)
-        rows = list(measure(opened, batches, chances, decode, repeat))
+        if is_lookup:
+            cases = lookup_cases(opened, lookup or [], shares, batches, decode)
+        elif drafter:
+            cases = drafter_cases(opened, drafter, batches)
+        else:
+            cases = scripted_cases(opened, batches, chances)
+        rows = [measured(opened, case, decode, repeat) for case in cases]
     if as_json:
-        print_json(
-            {"costs": costs, "rows": [asdict(row) for row in rows], "definitions": DEFINITIONS}
-        )
+        print_json({"costs": costs, "rows": rows, "definitions": DEFINITIONS})
         return
     print(f"cost of a step of n rows, of one row: {costs}")
-    print("acceptance  batch  plain t/s  auto t/s  ratio (least to most)  expected  accepted")
-    for row in rows:
-        median, least, most = row.ratio
-        share = f"{row.accepted}/{row.drafted}"
-        print(
-            f"{row.acceptance:10.2f}  {row.batch:5}  {row.plain:9.1f}  {row.auto:8.1f}"
-            f"  {median:5.2f} ({least:.2f} to {most:.2f})  {row.expected:8.2f}  {share}"
-        )
+    for line in table(rows):
+        print(line)
 
 
 def measured_costs(model: Model) -> dict[int, float]:
+    from martlet.scripts.speculate_runs import new_costs
+
     costs = new_costs(model)
     return {n: round(costs.of(n) / costs.of(1), 2) for n in (1, 2, 3, 4, 6, 8, 12, 16)}
 
 
-def new_costs(model: Model) -> StepCosts:
-    from martlet.runtime.step_costs import StepCosts
+@dataclass
+class Case:
+    names: dict[str, Any]
+    """What stands in the first columns."""
+    tasks: Sequence[Task]
+    drafter_of: Callable[[Outputs], Drafter]
+    """By what is said without guesses."""
+    expected: Callable[[StepCosts], float] | None = None
 
-    return StepCosts.measure(model.executor, len(model.adapters))
 
-
-def measure(
-    model: Model, batches: Sequence[int], chances: Sequence[float], decode: int, repeat: int
-) -> Iterator[Row]:
-    from martlet.runtime.speculation import Speculation
+def scripted_cases(
+    model: Model, batches: Sequence[int], chances: Sequence[float]
+) -> Iterator[Case]:
     from martlet.scripts.scripted_drafter import ScriptedDrafter
 
+    for n, chance in product(batches, chances):
+        yield Case(
+            {"acceptance": chance, "batch": n},
+            random_tasks(n, model.tokenizer.vocab_size),
+            partial(ScriptedDrafter, acceptance=chance),
+            partial(expected_ratio, chance=chance, n=n),
+        )
+
+
+def drafter_cases(model: Model, drafter: Drafter, batches: Sequence[int]) -> Iterator[Case]:
     for n in batches:
-        _, outputs = timed_run(model, n, decode, None)
-        for chance in chances:
-            row = Row(chance, n)
-            costs = new_costs(model)
-            row.expected = expected_ratio(costs, chance, n)
-            plain, auto = [], []
-            for _ in range(repeat):
-                speculation = Speculation(ScriptedDrafter(outputs, chance), costs)
-                plain.append(timed_run(model, n, decode, None)[0])
-                seconds, said = timed_run(model, n, decode, speculation)
-                auto.append(seconds)
-                if said != outputs:
-                    raise AssertionError("a guess has changed a text")
-                row.ratios.append(plain[-1] / seconds)
-                row.drafted += speculation.counts.drafted
-                row.accepted += speculation.counts.accepted
-            tokens = n * (decode - 1)
-            row.plain, row.auto = (tokens / statistics.median(s) for s in (plain, auto))
-            note(f"acceptance {chance:g}, batch {n}: {row.ratio[0]:.2f}")
-            yield row
+        tasks = random_tasks(n, model.tokenizer.vocab_size)
+        yield Case({"drafter": drafter.name, "batch": n}, tasks, lambda _: drafter)
+
+
+def lookup_cases(
+    model: Model, files: Sequence[Path], shares: Sequence[float], batches: Sequence[int], n: int
+) -> Iterator[Case]:
+    from martlet.runtime.drafts import PromptLookup
+    from martlet.scripts.lookup_tasks import copying_task, read_tasks
+
+    tasks = [task for path in files for task in read_tasks(path, model.tokenizer)]
+    tasks += [copying_task(share, model.tokenizer, n) for share in shares]
+    for one, batch in product(tasks, batches):
+        names = {"task": one.name, "share": one.share, "batch": batch}
+        yield Case(names, [one.task] * batch, lambda _: PromptLookup())
+
+
+def random_tasks(n: int, vocab_size: int) -> list[Task]:
+    from martlet.scripts.speculate_runs import Task
+
+    rng = random.Random(0)
+    return [Task([rng.randrange(3, vocab_size) for _ in range(PROMPT_TOKENS)]) for _ in range(n)]
+
+
+def measured(model: Model, case: Case, decode: int, repeat: int) -> dict[str, Any]:
+    """A row of the table."""
+    from martlet.runtime.speculation import Speculation
+    from martlet.scripts.speculate_runs import in_turn, new_costs
+
+    costs = new_costs(model)
+    row = dict(case.names)
+    if case.expected:
+        row["expected"] = case.expected(costs)
+    pairs = in_turn(
+        model,
+        case.tasks,
+        decode,
+        repeat,
+        lambda outputs: Speculation(case.drafter_of(outputs), costs),
+    )
+    row |= {"plain": pairs.per_second(pairs.plain), "auto": pairs.per_second(pairs.auto)}
+    row |= {"ratio": asdict(pairs.ratio), "control": asdict(pairs.control)}
+    row |= {"drafted": pairs.drafted, "accepted": pairs.accepted}
+    note(f"{case.names}: {pairs.ratio.value:.2f}")
+    return row
 
 
 def expected_ratio(costs: StepCosts, chance: float, n: int) -> float:
@@ -135,41 +181,17 @@ def expected_ratio(costs: StepCosts, chance: float, n: int) -> float:
     return max(gains)
 
 
-def timed_run(
-    model: Model, n: int, decode: int, speculation: Speculation | None
-) -> tuple[float, dict[str, list[int]]]:
-    """Seconds from the step after all first tokens to the last, and what was said."""
-    from martlet.runtime.engine import Engine
-    from martlet.runtime.events import TokenEvent
-    from martlet.runtime.sampling_params import SamplingParams
+def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    lines = [list(rows[0])] + [[_cell(value) for value in row.values()] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        yield "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
 
-    engine = Engine(
-        model.executor,
-        model.tokenizer,
-        context=model.context,
-        prefix_reuse=False,
-        speculation=speculation,
-    )
-    said: dict[str, list[int]] = {str(i): [] for i in range(n)}
 
-    def listener(name: str) -> Any:
-        def listen(event: object) -> None:
-            if isinstance(event, TokenEvent):
-                said[name].append(event.token_id)
-
-        return listen
-
-    rng = random.Random(0)
-    for name in said:
-        prompt = [rng.randrange(3, model.tokenizer.vocab_size) for _ in range(PROMPT_TOKENS)]
-        params = SamplingParams(max_tokens=decode, temperature=0.0, ignore_eos=True)
-        engine.submit(prompt, params, listener(name), request_id=name)
-    while not all(said.values()):
-        engine.step()
-    start = time.perf_counter()
-    while engine.step():
-        pass
-    return time.perf_counter() - start, said
+def _cell(value: object) -> str:
+    if isinstance(value, dict):
+        return f"{value['value']:.2f} ({value['low']:.2f} to {value['high']:.2f})"
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":
