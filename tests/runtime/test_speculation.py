@@ -14,7 +14,15 @@ from martlet.runtime.errors import RequestError
 from martlet.runtime.events import DraftCounts
 from martlet.runtime.grammar import Grammars, json_grammar
 from martlet.runtime.sampling import SamplingParams
-from martlet.runtime.speculation import MOST, PROBE_EVERY, Speculation, speculation_of
+from martlet.runtime.speculation import (
+    LOAN,
+    LOAN_SHARE,
+    MOST,
+    MOST_SPARE,
+    PROBE_EVERY,
+    Speculation,
+    speculation_of,
+)
 from martlet.runtime.step_costs import StepCosts
 from martlet.scripts.scripted_drafter import ScriptedDrafter
 
@@ -242,6 +250,49 @@ def test_wrong_guesses_end() -> None:
     assert rows[-PROBE_EVERY:].count(1) >= PROBE_EVERY - 2
 
 
+@given(
+    prices=st.lists(st.floats(0.0, 1.2), min_size=3, max_size=3),
+    accuracy=st.sampled_from([0.0, 0.1, 0.3]),
+    n_tokens=st.sampled_from([60, 300]),
+)
+@settings(max_examples=20, deadline=None)
+def test_wrong_guesses_cost_no_more_than_is_lent(
+    prices: list[float], accuracy: float, n_tokens: int
+) -> None:
+    """Of steps as StepCosts has them, whatever the machine takes for more rows."""
+    costs = {1: 1.0, 2: 1 + prices[0], 4: 1 + sum(prices[:2]), 16: 1 + 4 * sum(prices)}
+    rows, _ = lengths_of(costs, accuracy, n_tokens)
+    known = StepCosts(costs)
+    took = sum(known.of(n) for n in rows)
+    assert took <= (n_tokens - 1) * (1 + LOAN_SHARE) + LOAN + 1e-6
+    event(f"guesses {max(rows) > 1}, lost {took > n_tokens}")
+
+
+def test_hope_finds_out_what_a_doubtful_mind_would_not_try() -> None:
+    """Where only most of them right would pay."""
+    rows, _ = lengths_of({1: 1.0, 2: 1.6, 4: 2.2, 16: 9.0}, 1.0, n_tokens=60)
+    assert len(rows) < 30
+
+
+def test_a_new_request_begins_with_what_others_have_shown() -> None:
+    speculation = Speculation(ScriptedDrafter({}, 1.0), StepCosts(FLAT))
+    engine, _ = engine_of()
+    for i in range(2):
+        ask(engine, [1], max_tokens=60, request_id=str(i))
+    engine.step()
+    first, second = engine.scheduler.running
+    speculation._record(first)
+    for _ in range(20):
+        speculation.learn(first, Draft([7, 8]), 0)
+    assert speculation._record(first).rates[0] < 0.05
+    assert speculation._record(second).rates[0] < 0.2
+    for _ in range(3):
+        speculation.learn(second, Draft([7, 8]), 2)
+    assert speculation._record(second).rates[0] > 0.6
+    assert speculation._record(first).rates[0] < 0.05
+    run_all(engine)
+
+
 @pytest.mark.parametrize("rate", [0.2, 0.5, 0.8, 0.95])
 @pytest.mark.parametrize("batch", [1, 2, 4])
 def test_lengths_are_the_best_by_expectation(rate: float, batch: int) -> None:
@@ -255,7 +306,8 @@ def test_lengths_are_the_best_by_expectation(rate: float, batch: int) -> None:
     requests = engine.scheduler.running
     assert len(requests) == len(answers) == batch
     for request in requests:
-        speculation._record(request).rates[0] = rate
+        record = speculation._record(request)
+        record.rates[0], record.spare = rate, MOST_SPARE
     chosen = speculation._lengths(requests, [Draft(range(MOST))] * batch, 64)
 
     def tokens_per_second(lengths: list[int]) -> float:
@@ -277,6 +329,18 @@ def test_costs_never_fall_with_rows_and_follow_the_machine() -> None:
     assert costs.of(4) > 2.0, "other steps take longer as well"
     costs.observe(1, 1e9)
     assert costs.of(1) < 4.0, "one outlier says little"
+
+
+def test_what_was_dear_once_is_not_so_for_ever() -> None:
+    """Nobody guesses so much then, so that nothing else would tell."""
+    costs = StepCosts({1: 1.0, 4: 1.2, 16: 2.0})
+    for _ in range(30):
+        costs.observe(4, 4.0)
+        costs.observe(1, 1.0)
+    assert costs.of(4) > 2 * costs.of(1)
+    for _ in range(1000):
+        costs.observe(1, 1.0)
+    assert costs.of(4) < 1.4 * costs.of(1)
 
 
 def test_costs_that_follow_the_machine_never_fall_with_rows() -> None:
