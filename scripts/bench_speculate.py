@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from martlet.scripts import options
-from martlet.scripts.console import note, print_json
+from martlet.scripts.console import print_json
 
 if TYPE_CHECKING:
     from martlet.runtime.drafts import Drafter
@@ -35,6 +35,8 @@ DEFINITIONS = {
     "acceptance": "the probability that a guessed token is the right one, as the drafter is told",
     "share": "of an output's tokens those in runs of 4 and more that its prompt has, too",
 }
+
+WIDTHS = {"task": 20, "ratio": 20, "control": 20}
 
 
 @options.with_load_options
@@ -74,27 +76,38 @@ def bench_speculate(
         open_model(model, **load.arguments(context=context)) as opened,
         open_drafter(opened, draft) as drafter,
     ):
-        costs = measured_costs(opened)
+        one_row_ms, costs = measured_costs(opened)
         if is_lookup:
             cases = lookup_cases(opened, lookup or [], shares, batches, decode)
         elif drafter:
             cases = drafter_cases(opened, drafter, batches)
         else:
             cases = scripted_cases(opened, batches, chances)
-        rows = [measured(opened, case, decode, repeat) for case in cases]
+        if not as_json:
+            print(f"a step of one row takes {one_row_ms:.1f} ms; steps of n rows, of it: {costs}")
+        rows = []
+        for case in cases:
+            rows.append(measured(opened, case, decode, repeat))
+            if not as_json:
+                show(rows[-1], with_names=len(rows) == 1)
     if as_json:
-        print_json({"costs": costs, "rows": rows, "definitions": DEFINITIONS})
-        return
-    print(f"cost of a step of n rows, of one row: {costs}")
-    for line in table(rows):
-        print(line)
+        print_json(
+            {
+                "one_row_ms": one_row_ms,
+                "costs": costs,
+                "rows": rows,
+                "definitions": DEFINITIONS,
+            }
+        )
 
 
-def measured_costs(model: Model) -> dict[int, float]:
+def measured_costs(model: Model) -> tuple[float, dict[int, float]]:
+    """Milliseconds of a step of one row, and what steps of more rows take, of that."""
     from martlet.scripts.speculate_runs import new_costs
 
     costs = new_costs(model)
-    return {n: round(costs.of(n) / costs.of(1), 2) for n in (1, 2, 3, 4, 6, 8, 12, 16)}
+    alone_s = costs.of(1)
+    return 1e3 * alone_s, {n: round(costs.of(n) / alone_s, 2) for n in (1, 2, 3, 4, 6, 8, 12, 16)}
 
 
 @dataclass
@@ -166,7 +179,6 @@ def measured(model: Model, case: Case, decode: int, repeat: int) -> dict[str, An
     row |= {"plain": pairs.per_second(pairs.plain), "auto": pairs.per_second(pairs.auto)}
     row |= {"ratio": asdict(pairs.ratio), "control": asdict(pairs.control)}
     row |= {"drafted": pairs.drafted, "accepted": pairs.accepted}
-    note(f"{case.names}: {pairs.ratio.value:.2f}")
     return row
 
 
@@ -181,11 +193,11 @@ def expected_ratio(costs: StepCosts, chance: float, n: int) -> float:
     return max(gains)
 
 
-def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    lines = [list(rows[0])] + [[_cell(value) for value in row.values()] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        yield "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+def show(row: dict[str, Any], *, with_names: bool) -> None:
+    widths = [max(len(name), WIDTHS.get(name, 8)) for name in row]
+    for line in [list(row)] * with_names + [[_cell(value) for value in row.values()]]:
+        words = (word.rjust(width) for word, width in zip(line, widths, strict=True))
+        print("  ".join(words), flush=True)
 
 
 def _cell(value: object) -> str:
