@@ -53,7 +53,7 @@ class _Read:
 
 class DraftModel:
     name = "model"
-    n_kinds = 1
+    priors: tuple[float, ...] = (0.8,)
     reach = 0
 
     def __init__(self, model: Model, target: Tokenizer) -> None:

@@ -8,6 +8,7 @@ A guess costs time when it is wrong and never a token: see speculation.py.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -18,10 +19,10 @@ from .pooling import Hidden
 from .rejection import Distribution, Guess, certain
 from .request import Request
 
-LEAST_MATCH = 3
-"""Tokens that must be the same; fewer say little."""
-SURE_MATCH = 8
-"""With so many the guess is of another kind: long copies go on."""
+LEAST_MATCH = 2
+"""Tokens that must be the same; one says little."""
+LONGER = (3, 5, 9, 17)
+"""With so many that are the same a guess is of another kind: long copies go on."""
 MOST_PLACES = 16
 """Earlier places that are looked at, the latest first."""
 
@@ -29,7 +30,7 @@ MOST_PLACES = 16
 class Draft(NamedTuple):
     tokens: Sequence[int]
     kind: int = 0
-    """Guesses of one kind are right about equally often: below Drafter.n_kinds."""
+    """Guesses of one kind are right about equally often: a place in Drafter.priors."""
     chances: Sequence[Distribution] = ()
     """What each token was drawn from; left out where nothing else could be guessed."""
     source: str = ""
@@ -48,7 +49,8 @@ NO_DRAFT = Draft(())
 
 class Drafter(Protocol):
     name: str
-    n_kinds: int
+    priors: tuple[float, ...]
+    """By kind of guess, how often its tokens are right before any was tried; hope costs little."""
     reach: int
     """Of a prompt it sees the hidden states of so many tokens before the end, and of all that
     follow; 0: of none."""
@@ -76,7 +78,7 @@ class PromptLookup:
     """Drafts from a request's own prompt and output."""
 
     name = "lookup"
-    n_kinds = 2
+    priors: tuple[float, ...] = (0.4, 0.6, 0.8, 0.9, 0.95)
     reach = 0
 
     def __init__(self) -> None:
@@ -98,7 +100,7 @@ class PromptLookup:
         place, n_same = index.longest_match(request.tokens)
         if not n_same:
             return NO_DRAFT
-        return Draft(copied(request.tokens, place, most), int(n_same >= SURE_MATCH))
+        return Draft(copied(request.tokens, place, most), bisect_right(LONGER, n_same))
 
 
 class _Index:

@@ -59,7 +59,7 @@ class _Known:
 
 class NextnDrafter:
     name = "mtp"
-    n_kinds = 1
+    priors: tuple[float, ...] = (0.8,)
     reach = REACH
 
     def __init__(self, model: Model) -> None:

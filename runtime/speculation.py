@@ -44,8 +44,6 @@ LOAN, LOAN_SHARE = 1.0, 0.01
 that takes more than one token for each of its own never pays."""
 MOST_SPARE = 16.0
 """Tokens that were gained and may be lost again."""
-PRIOR = 0.8
-"""Acceptance of what was never tried."""
 _WEIGHT = 0.15  # of one more guess in its running mean; the first ones weigh more
 _WEIGHT_OF_ALL = 0.02  # the same in the mean over all requests, with which each begins
 _PRIOR_GUESSES = 3  # that the prior is worth
@@ -130,7 +128,7 @@ class Speculation:
         self.drafter, self.costs, self.length, self.rule = drafter, costs, length, rule
         self.counts = Counts()
         self._records: dict[str, _Record] = {}
-        self._of_all = _Rates([PRIOR] * drafter.n_kinds, _WEIGHT_OF_ALL)
+        self._of_all = _Rates(list(drafter.priors), _WEIGHT_OF_ALL)
         self._price_each = 0.0  # of the guessed tokens of this step
 
     def drafts(self, granted: Sequence[Scheduled], most_rows: int) -> list[Draft]:

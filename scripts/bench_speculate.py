@@ -71,7 +71,7 @@ def bench_speculate(
     chances = [float(word) for word in acceptance.split(",")]
     shares = [float(word) for word in lookup_share.split(",")] if lookup_share else []
     is_lookup = bool(lookup or shares)
-    context = None if is_lookup else PROMPT_TOKENS + decode + 1
+    context = 2048 if is_lookup else PROMPT_TOKENS + decode + 1
     with (
         open_model(model, **load.arguments(context=context)) as opened,
         open_drafter(opened, draft) as drafter,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SAME = 4
 """Tokens of a run that counts as repeated, at least."""
-COPIED_RUN = 24
+COPIED_RUN = 48
 """Tokens that a made output copies at a time."""
 PROMPT_TOKENS = 256
 FIRST_TOKEN = 300

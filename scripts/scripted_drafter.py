@@ -13,7 +13,7 @@ from martlet.runtime.request import Request
 
 class ScriptedDrafter:
     name = "scripted"
-    n_kinds = 1
+    priors: tuple[float, ...] = (0.8,)
     reach = 0
 
     def __init__(self, outputs: Mapping[str, Sequence[int]], acceptance: float) -> None:

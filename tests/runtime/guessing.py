@@ -21,7 +21,7 @@ class ChanceDrafter:
     """Draws every guess from the same chances, as a small model draws from its own."""
 
     name = "chance"
-    n_kinds = 1
+    priors: tuple[float, ...] = (0.8,)
     reach = 0
 
     def __init__(self, chances: Distribution) -> None:
