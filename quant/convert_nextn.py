@@ -3,7 +3,8 @@
 Owns: how model classes name them, and their parts besides those of any layer. Must not know:
 config.json, the parts of layers, files.
 
-DeepSeek and GLM count them on as layers; Qwen has them under `mtp.`, with its own names of parts.
+DeepSeek and GLM count them on as layers; Qwen has them under `mtp.`, or `model.mtp.`, with its own
+names of parts.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from .errors import UnsupportedError
 T = TypeVar("T")
 
 _COUNTED = re.compile(r"(?:.*\.)?layers\.(\d+)\.eh_proj\.weight")
-_QWEN_LAYER = re.compile(r"mtp\.layers\.(\d+)\.")
+_QWEN = re.compile(r"(?:model\.)?mtp\.")
+_QWEN_LAYER = re.compile(rf"{_QWEN.pattern}layers\.(\d+)\.")
 _QWEN_PARTS = {
-    "mtp.fc.": "eh_proj.",
-    "mtp.pre_fc_norm_embedding.": "enorm.",
-    "mtp.pre_fc_norm_hidden.": "hnorm.",
-    "mtp.norm.": "shared_head.norm.",
+    "fc.": "eh_proj.",
+    "pre_fc_norm_embedding.": "enorm.",
+    "pre_fc_norm_hidden.": "hnorm.",
+    "norm.": "shared_head.norm.",
 }
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 # Names of parts in a block, and in a GGUF file under blk.N.nextn; the first three must be there.
@@ -54,11 +56,13 @@ def placed(named: Mapping[str, T], n_layers: int) -> dict[str, T]:
     """The tensors with all blocks named as layers behind the last."""
     found: dict[str, T] = {}
     for name, tensor in named.items():
-        for old, new in _QWEN_PARTS.items():
-            if name.startswith(old):
-                name = f"model.layers.{n_layers}.{new}{name.removeprefix(old)}"
         if match := _QWEN_LAYER.match(name):
             name = f"model.layers.{n_layers + int(match[1])}.{name[match.end() :]}"
+        elif match := _QWEN.match(name):
+            rest = name[match.end() :]
+            for old, new in _QWEN_PARTS.items():
+                if rest.startswith(old):
+                    name = f"model.layers.{n_layers}.{new}{rest.removeprefix(old)}"
         found[name] = tensor
     return found
 

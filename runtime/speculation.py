@@ -39,9 +39,10 @@ PROBE_EVERY = 64
 """Output tokens of a request without a guess, after which one is tried."""
 LEAST_STEP_S = 0.0015
 """Below, the choice of lengths takes more than 3 % of a step: auto leaves it."""
-LOAN, LOAN_SHARE = 1.0, 0.01
-"""Tokens that the guesses of a request may lose: at once, and for each token of its output. A guess
-that takes more than one token for each of its own never pays."""
+FIRST_LOAN, LOAN_SHARE = 0.5, 0.01
+"""Tokens that the guesses of a request may lose: at once, and for each token of its output."""
+MOST_LOAN = 1.0
+"""Of which so many are kept for later. A guess of one token that takes more never pays."""
 MOST_SPARE = 16.0
 """Tokens that were gained and may be lost again."""
 _WEIGHT = 0.15  # of one more guess in its running mean; the first ones weigh more
@@ -97,7 +98,7 @@ class _Record:
     of_kinds: _Rates
     silent_since: int  # output tokens when something was guessed last
     n_lent: int  # output tokens whose share is in `spare`
-    spare: float = LOAN
+    spare: float = FIRST_LOAN
     """Tokens that its guesses may still lose."""
 
     @property
@@ -106,7 +107,7 @@ class _Record:
 
     def lend(self, n_output: int) -> None:
         """What was lost comes back by and by."""
-        self.spare += max(0.0, min(LOAN - self.spare, LOAN_SHARE * (n_output - self.n_lent)))
+        self.spare += max(0.0, min(MOST_LOAN - self.spare, LOAN_SHARE * (n_output - self.n_lent)))
         self.n_lent = n_output
 
     def settle(self, price: float, n_given: int) -> None:
@@ -264,9 +265,12 @@ class Speculation:
     def _is_time_to_probe(
         self, requests: Sequence[Request], n_all: int, most_rows: int, token_s: float = 0.0
     ) -> bool:
-        """Nothing was guessed for long, and guesses that are all right would pay."""
-        silent = (r.n_output - self._record(r).silent_since for r in requests)
-        is_due = min(silent) >= PROBE_EVERY
+        """Nothing was guessed for long, guesses that are all right would pay, and one of each is to
+        be had."""
+        records = [self._record(request) for request in requests]
+        silent = (r.n_output - e.silent_since for r, e in zip(requests, records, strict=True))
+        price = self._price(n_all, len(requests), token_s)
+        is_due = min(silent) >= PROBE_EVERY and price <= sum(e.spare for e in records)
         return is_due and self._best_length([1.0] * n_all, n_all, most_rows, token_s) > 0
 
     def _lengths(

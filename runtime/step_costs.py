@@ -19,7 +19,7 @@ from .step import Step
 
 MEASURED = (1, 2, 3, 4, 6, 8, 12, 16)
 _TIMES = 3  # that a step is measured
-_LONG_S = 0.05  # steps that take longer are measured once
+_ENOUGH_S = 0.2  # steps that have taken so long together are not measured again
 _DRIFT, _OWN = 0.1, 0.05  # weights of a new time in what all steps share, and in its own
 _OUTLIER = 1.3  # beyond this multiple of what was expected, a time counts as this: most are noise
 _FORGET = 0.002  # of how steps of other numbers of rows have differed from the first measurement
@@ -31,8 +31,8 @@ class StepCosts:
         self.most = max(seconds)
         ns = sorted(seconds)
         of_all = np.interp(np.arange(self.most + 1), ns, [seconds[n] for n in ns])
-        # More rows never take less: what says so is noise, and would be drafted for.
-        self._seconds: list[float] = np.maximum.accumulate(of_all).tolist()
+        # More rows never take less. Where times say so, those of fewer rows were disturbed.
+        self._seconds: list[float] = np.minimum.accumulate(of_all[::-1])[::-1].tolist()
         self._measured = tuple(self._seconds)
         self._pace = 1.0  # of all steps since then
 
@@ -54,7 +54,7 @@ class StepCosts:
                 break
             executor.run(_step_of(texts, 0, executor, (n_adapters, given_width)))
             took: list[float] = []
-            while len(took) < (1 if took and took[0] > _LONG_S else _TIMES):
+            while len(took) < _TIMES and sum(took) < _ENOUGH_S:
                 step = _step_of(texts, 1 + len(took), executor, (n_adapters, given_width))
                 start = clock()
                 executor.run(step)

@@ -60,6 +60,16 @@ def test_without_it_the_file_is_that_of_a_checkpoint_without_it(name: str) -> No
     }
 
 
+def test_qwen_s_block_is_known_inside_the_model_as_well(tmp_path: Path) -> None:
+    plain, folder = nextn.checkpoint("qwen35"), copied("qwen35", tmp_path)
+    stored = stored_arrays(plain)
+    inside = {f"model.{key}" if key.startswith("mtp.") else key: v for key, v in stored.items()}
+    assert inside.keys() != stored.keys()
+    rewrite(folder, inside)
+    assert parts(read(folder)) == parts(read(plain))
+    assert count_blocks(inside, 5) == 1
+
+
 def test_norms_of_qwen_hold_the_sum() -> None:
     conversion = read(nextn.checkpoint("qwen35"))
     stored = stored_arrays(nextn.checkpoint("qwen35"))["mtp.pre_fc_norm_hidden.weight"]
