@@ -271,7 +271,7 @@ mt_engine *mt_engine_create(const mt_plan *plan, const mt_options *options, mt_b
                             char *err) {
     *bad = (mt_bad_value){.tensor = -1};
     if (mt_check_plan(plan, options, err)) return NULL;
-    mt_engine *e = aligned_alloc(64, sizeof *e); /* its gates have cache lines of their own */
+    mt_engine *e = mt_line_alloc(sizeof *e); /* its gates have cache lines of their own */
     if (!e) {
         mt_fail(err, "no memory");
         return NULL;
@@ -301,7 +301,7 @@ void mt_engine_free(mt_engine *e) {
     free(e->weights);
     free(e->kv);
     free(e->scratch);
-    free(e);
+    mt_line_free(e);
 }
 
 void mt_engine_info(const mt_engine *e, mt_info *info) {

@@ -201,6 +201,11 @@ extern const mt_phase mt_linear_phase, mt_linear_glu_phase, mt_head_linear_phase
 extern const mt_phase mt_delta_phases[MT_PHASES], mt_scan_phases[MT_PHASES];
 extern const mt_phase mt_expert_glu_phases[MT_PHASES], mt_expert_sum_phases[MT_PHASES];
 
-int32_t mt_fail(char *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
+#if defined(__MINGW32__) && !defined(__clang__)
+#define MT_PRINTF gnu_printf /* printf is Microsoft's there */
+#else
+#define MT_PRINTF printf
+#endif
+int32_t mt_fail(char *err, const char *format, ...) __attribute__((format(MT_PRINTF, 2, 3)));
 
 #endif

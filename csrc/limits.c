@@ -163,13 +163,14 @@ void mt_limits_free(mt_limits *l) {
     mt_pool_free(l->pool);
     mt_big_free(l->huge, l->n_bytes);
     small_free(l->small, l->n_bytes);
-    free(l->results);
+    mt_line_free(l->results);
     free(l);
 }
 
 static int prepare(mt_limits *l, int32_t n_threads) {
     l->n_threads = n_threads;
-    if (posix_memalign((void **)&l->results, 64, (size_t)n_threads * sizeof *l->results)) return -1;
+    l->results = mt_line_alloc((size_t)n_threads * sizeof *l->results);
+    if (!l->results) return -1;
     memset(l->results, 0, (size_t)n_threads * sizeof *l->results);
     l->pool = mt_pool_create(n_threads);
     l->huge = mt_big_alloc(l->n_bytes);

@@ -10,8 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#if defined(_WIN32)
-#define MT_API __declspec(dllexport)
+#if defined(_WIN32) /* linkers of this system export all where nothing is said */
+#define MT_API
 #else
 #define MT_API __attribute__((visibility("default")))
 #endif

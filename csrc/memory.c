@@ -11,6 +11,19 @@
 
 #if defined(__linux__)
 #include <sys/mman.h>
+#elif defined(_WIN32)
+#include <malloc.h>
+#endif
+
+#if defined(_WIN32)
+void *mt_line_alloc(size_t n_bytes) { return _aligned_malloc(n_bytes, 64); }
+void mt_line_free(void *p) { _aligned_free(p); }
+#else
+void *mt_line_alloc(size_t n_bytes) {
+    void *p = NULL;
+    return posix_memalign(&p, 64, n_bytes) ? NULL : p;
+}
+void mt_line_free(void *p) { free(p); }
 #endif
 
 #if defined(__linux__) && !defined(MT_PLAIN_MEMORY)
@@ -50,14 +63,13 @@ void mt_sparse_free(void *p, size_t n_bytes) {
 }
 #else
 void *mt_big_alloc(size_t n_bytes) {
-    void *p = NULL;
-    if (posix_memalign(&p, 64, n_bytes ? n_bytes : 64)) return NULL;
-    return memset(p, 0, n_bytes);
+    void *p = mt_line_alloc(n_bytes ? n_bytes : 64);
+    return p ? memset(p, 0, n_bytes) : NULL;
 }
 
 void mt_big_free(void *p, size_t n_bytes) {
     (void)n_bytes;
-    free(p);
+    mt_line_free(p);
 }
 
 void *mt_sparse_alloc(size_t n_bytes) { return mt_big_alloc(n_bytes); }

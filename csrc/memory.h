@@ -7,6 +7,10 @@
 /* To whole cache lines. */
 static inline size_t mt_aligned(size_t n) { return (n + 63) / 64 * 64; }
 
+/* Small memory from the start of a cache line, as it comes. NULL when there is none. */
+void *mt_line_alloc(size_t n_bytes);
+void mt_line_free(void *p);
+
 /* NULL when out of memory; aligned to 64 bytes at least. */
 void *mt_big_alloc(size_t n_bytes);
 void mt_big_free(void *p, size_t n_bytes);

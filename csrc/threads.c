@@ -1,10 +1,12 @@
 /* The pool of threads.h. */
-#define _POSIX_C_SOURCE 200809L /* posix_memalign, clock_gettime */
+#define _POSIX_C_SOURCE 200809L /* clock_gettime */
 #include "threads.h"
 
 #include <stdint.h>
 #include <stdlib.h>
 #include <time.h>
+
+#include "memory.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -107,8 +109,8 @@ static int start_worker(mt_pool *pool, int thread) {
 }
 
 mt_pool *mt_pool_create(int n_threads) {
-    mt_pool *pool = NULL;
-    if (posix_memalign((void **)&pool, 64, sizeof *pool)) return NULL;
+    mt_pool *pool = mt_line_alloc(sizeof *pool);
+    if (!pool) return NULL;
     *pool = (mt_pool){.n_threads = n_threads};
     mt_gate_init(&pool->start);
     mt_gate_init(&pool->done);
@@ -129,7 +131,7 @@ void mt_pool_free(mt_pool *pool) {
     mt_gate_destroy(&pool->start);
     mt_gate_destroy(&pool->done);
     free(pool->handles);
-    free(pool);
+    mt_line_free(pool);
 }
 
 void mt_pool_run(mt_pool *pool, void (*fn)(void *, int), void *arg) {
