@@ -20,9 +20,10 @@ from typing import Any
 from .checkpoint import Checkpoint
 from .convert import packed_weight
 from .convert_config import Settings, read_settings
+from .convert_expected import expected
 from .convert_recurrent import Change
 from .convert_rope import positive
-from .convert_tensors import Weight, canonical, expected, shares_of, tensor_names, weight_of
+from .convert_tensors import Weight, canonical, shares_of, tensor_names, weight_of
 from .errors import FileFormatError, UnsupportedError
 from .formats import FORMATS
 from .gguf_field import Field

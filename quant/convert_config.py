@@ -1,7 +1,7 @@
 """What a checkpoint's config.json says, checked, as sizes and as metadata of a GGUF file.
 
-Owns: reading and checking keys, and the refusal of what no architecture of ours computes. Must not
-know: tensors, tokenizers, files; the model classes are in convert_families.py.
+Owns: reading keys into sizes. Must not know: tensors, tokenizers, files; the model classes are in
+convert_families.py, what none of ours computes is refused in convert_refusals.py.
 
 Key names are those of Hugging Face's `transformers` 5.24; the metadata keys are those of the `gguf`
 package.
@@ -15,28 +15,18 @@ from typing import Any
 
 from .convert_experts import SourceExperts, read_experts
 from .convert_families import FAMILIES, family_of
-from .convert_family import Family, HeadNorm, Nextn, Windows
+from .convert_family import Family, HeadNorm, Windows
 from .convert_gemma4 import Layered
+from .convert_keys import ConfigKeys
 from .convert_latent import SourceLatent, read_latent
 from .convert_recurrent import ATTENTION, READERS, Recurrence, adjusted_ffn_dim, layer_kinds
+from .convert_refusals import check_query_scale, check_rope_layers, refuse_unsupported
 from .convert_rope import RopeKeys, positive, rope_keys, rope_sections
 from .dense_keys import dense_keys
 from .errors import FileFormatError, UnsupportedError
 
 _LOCAL = "sliding_attention"
 
-# Keys that change the arithmetic in ways that nothing here implements, and the values that do not.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "quantization_config": (),
-    "use_bidirectional_attention": (False, "vision"),
-    "use_sliding_window": (False,),
-    "is_causal": (True,),
-    "num_local_experts": (0, 1),
-    "num_experts": (0, 1),
-    "num_nextn_predict_layers": (0,),
-    "rotary_pct": (1, 1.0),
-}
-_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 RANK = 4  # pooling type of models that score texts
 _MAX_LAYERS = 4096  # a bound on what a hostile file can make us list; readers have the same
 
@@ -154,8 +144,8 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
     values = family.completed({**config, **inner})
     if "layers_block_type" in family.other_keys:  # they tell how many there are
         values.setdefault("num_hidden_layers", len(layer_kinds(values)))
-    keys = _Config({key: value for key, value in values.items() if value is not None})
-    _refuse_unsupported(keys.values, family)
+    keys = ConfigKeys({key: value for key, value in values.items() if value is not None})
+    refuse_unsupported(keys.values, family)
     n_layers, dim = keys.count("num_hidden_layers"), keys.count("hidden_size")
     if n_layers > _MAX_LAYERS:
         raise FileFormatError(
@@ -176,8 +166,8 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
     recurrence = READERS[family.recurrence](keys) if family.recurrence else None
     is_local = (False,) * n_layers if recurrence else _local_layers(keys, family, n_layers)
     context = keys.count("max_position_embeddings")
-    _check_rope_layers(keys, family, is_local)
-    _check_query_scale(keys, family, n_layers, dim // heads, head_dim)
+    check_rope_layers(keys, family, is_local)
+    check_query_scale(keys, family, n_layers, dim // heads, head_dim)
     scales = {new: keys.number(old) for old, new in family.scales.items()}
     query_scale = scales.get("attention.scale") or _query_width(keys, head_dim) ** -0.5
     ffn_dim = _ffn_dim(keys, family)
@@ -231,19 +221,19 @@ def _n_deepstack(config: Mapping[str, Any]) -> int:
     return len(layers) if isinstance(layers, list) else 0
 
 
-def _n_labels(keys: _Config) -> int:
+def _n_labels(keys: ConfigKeys) -> int:
     labels = keys.values.get("id2label", {"0": "", "1": ""})
     if not isinstance(labels, dict) or not labels:
         raise FileFormatError(f"config.json: id2label is {labels!r:.80}, no table of labels")
     return len(labels)
 
 
-def _head_norm(keys: _Config, family: Family) -> HeadNorm:
+def _head_norm(keys: ConfigKeys, family: Family) -> HeadNorm:
     key = family.optional_head_norm
     return HeadNorm.HEADS if key and keys.values.get(key) else family.head_norm
 
 
-def _ffn_dim(keys: _Config, family: Family) -> int:
+def _ffn_dim(keys: ConfigKeys, family: Family) -> int:
     """Of a dense layer; 0 where there is none and nothing is said."""
     if family.adjusts_ffn:
         return adjusted_ffn_dim(keys)
@@ -258,7 +248,7 @@ def _cap(config: Mapping[str, Any], key: str) -> float:
     return 0.0 if config.get(key) is None else positive(key, config[key])
 
 
-def _biased(keys: _Config, family: Family) -> tuple[str, ...]:
+def _biased(keys: ConfigKeys, family: Family) -> tuple[str, ...]:
     if family.biased:
         return family.biased
     return tuple(
@@ -266,27 +256,9 @@ def _biased(keys: _Config, family: Family) -> tuple[str, ...]:
     )
 
 
-def _query_width(keys: _Config, head_dim: int) -> float:
+def _query_width(keys: ConfigKeys, head_dim: int) -> float:
     scalar = "query_pre_attn_scalar"
     return keys.number(scalar) if scalar in keys.values else float(head_dim)
-
-
-class _Config:
-    """Typed access; every refusal names key and value."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self.values = values
-
-    def count(self, key: str, default: int | None = None) -> int:
-        value = self.values.get(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
-            raise FileFormatError(
-                f"config.json: {key} is {value!r}, expected a whole number from 1"
-            )
-        return value
-
-    def number(self, key: str) -> float:
-        return positive(key, self.values.get(key))
 
 
 def _family(config: Mapping[str, Any]) -> Family:
@@ -298,78 +270,7 @@ def _family(config: Mapping[str, Any]) -> Family:
     return family_of(name, config)
 
 
-def _refuse_unsupported(given: Mapping[str, Any], family: Family) -> None:
-    for key in _CAPS:
-        if key in given and key not in family.caps:
-            raise UnsupportedError(f"config.json: {key} is {given[key]!r}, which is not supported")
-    for key, neutral in _NEUTRAL.items():
-        if (family.experts and key in family.experts.count) or (
-            family.nextn is not Nextn.NEVER and key == "num_nextn_predict_layers"
-        ):
-            continue
-        if not family.is_causal and key in ("is_causal", "use_bidirectional_attention"):
-            continue
-        if family.is_layered and key == "num_experts":
-            continue
-        if key in given and given[key] not in neutral:
-            shown = given[key]
-            if _is_packed(shown, family):
-                continue
-            if key == "quantization_config" and isinstance(shown, dict):
-                shown = shown.get("quant_method")
-            raise UnsupportedError(f"config.json: {key} is {shown!r}, which is not supported")
-    activation = given.get("hidden_activation", given.get("hidden_act", family.activation))
-    if activation not in (family.activation, *family.activation_aliases):
-        raise UnsupportedError(
-            f"config.json: activation {activation!r} is not supported for {family.arch}, "
-            f"only {family.activation!r}"
-        )
-
-
-def _is_packed(quantization: Any, family: Family) -> bool:
-    """Blocks that are read as they are."""
-    if not isinstance(quantization, dict) or not family.experts or not family.experts.takes_turns:
-        return False
-    return bool(quantization.get("quant_method") == "mxfp4")
-
-
-def _check_query_scale(
-    keys: _Config, family: Family, n_layers: int, width: int, head_dim: int
-) -> None:
-    """GGUF has no key for it that other readers of gemma3 honour; they follow this rule."""
-    if "query_pre_attn_scalar" not in family.defaults:
-        return
-    scalar = keys.number("query_pre_attn_scalar")
-    expected = width if n_layers == family.wide_query_layers else head_dim
-    if scalar != expected:
-        raise UnsupportedError(
-            f"config.json: query_pre_attn_scalar is {scalar:g}, only {expected} is supported "
-            f"for {n_layers} layers of head_dim {head_dim}"
-        )
-
-
-def _check_rope_layers(keys: _Config, family: Family, is_local: tuple[bool, ...]) -> None:
-    """GGUF has no key for the layers without rope; readers follow one rule."""
-    if family.rope_on_local_only and "sliding_window" in keys.values and not any(is_local):
-        raise UnsupportedError(
-            "config.json: sliding_window without a local layer, which leaves no layer with rope, "
-            "is not supported"
-        )
-    every = family.no_rope_every
-    if not every:
-        return
-    expected = [int((n + 1) % every != 0) for n in range(len(is_local))]
-    found = keys.values.get("no_rope_layers")
-    if found is None and keys.count("no_rope_layer_interval") != every:
-        found = f"none in {keys.count('no_rope_layer_interval')}"
-    if found not in (None, expected):
-        raise UnsupportedError(
-            f"config.json: no_rope_layers is {found!r:.80}, only every layer but each "
-            f"{every}th with rope is supported"
-        )
-
-
-def _local_layers(keys: _Config, family: Family, n_layers: int) -> tuple[bool, ...]:
+def _local_layers(keys: ConfigKeys, family: Family, n_layers: int) -> tuple[bool, ...]:
     if family.windows is Windows.ALL:
         # A window as long as the context hides nothing.
         context = keys.count("max_position_embeddings")
@@ -383,7 +284,7 @@ def _local_layers(keys: _Config, family: Family, n_layers: int) -> tuple[bool, .
         every = keys.values.get("sliding_window_pattern") if has_windows else 1
         if isinstance(every, str) and set(every) == {"L", "G"}:  # one period, local and global
             return tuple(every[n % len(every)] == "L" for n in range(n_layers))
-        every = _Config({"sliding_window_pattern": every}).count("sliding_window_pattern")
+        every = ConfigKeys({"sliding_window_pattern": every}).count("sliding_window_pattern")
         return tuple((n + 1) % every != 0 for n in range(n_layers))
     if not isinstance(kinds, list) or len(kinds) != n_layers:
         raise FileFormatError(f"config.json: layer_types does not name {n_layers} layers")
@@ -393,14 +294,14 @@ def _local_layers(keys: _Config, family: Family, n_layers: int) -> tuple[bool, .
     return tuple(kind == _LOCAL for kind in kinds)
 
 
-def _local_rope_base(keys: _Config) -> float:
+def _local_rope_base(keys: ConfigKeys) -> float:
     """Local layers have a base of their own and are never stretched."""
     ropes = keys.values.get("rope_parameters") or {}
     local = ropes.get(_LOCAL) if isinstance(ropes, dict) else None
     if local is None:
         key = "rope_local_base_freq" if "rope_local_base_freq" in keys.values else "rope_theta"
-        return _Config({"rope_theta": 1e4, **keys.values}).number(key)
+        return ConfigKeys({"rope_theta": 1e4, **keys.values}).number(key)
     kind = local.get("rope_type", "default") if isinstance(local, dict) else None
     if kind != "default":
         raise UnsupportedError(f"config.json: rope {kind!r} of local layers is not supported")
-    return _Config({"rope_theta": 1e4, **local}).number("rope_theta")
+    return ConfigKeys({"rope_theta": 1e4, **local}).number("rope_theta")

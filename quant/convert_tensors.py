@@ -1,6 +1,6 @@
 """Which tensors a GGUF file gets from which tensors of a checkpoint, in which order of rows.
 
-Owns: the parts of a layer and their shapes, names in either world, fused and tied tensors, and
+Owns: names in either world, fused and tied tensors, and
 the check that nothing is missing or left over. Must not know: config.json, formats, files.
 Weights are read as float32 rows when they are written, never all at once.
 """
@@ -9,48 +9,28 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import gguf
 import numpy as np
 
 from .convert_config import Settings
+from .convert_expected import EMBEDDING, FUSED, HEAD, expected
 from .convert_experts import Source as Stored
 from .convert_experts import stacked
-from .convert_family import GATE_UP, QKV, SHARED_GATE_UP, Family, HeadNorm, Nextn
+from .convert_family import Family, Nextn
 from .convert_latent import HeadRows, split_heads
-from .convert_nextn import block_parts, first_layers, own_name, placed, shared_tables
-from .convert_recurrent import NO_CHANGE, PLAIN, Change
+from .convert_nextn import first_layers, own_name, placed, shared_tables
+from .convert_recurrent import NO_CHANGE, Change
 from .convert_turns import is_packed, unstacked
 from .errors import FileFormatError, UnsupportedError
 from .safetensors_file import SourceTensor
 
-EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 _COMPARE_ROWS = 4096
 Source = Stored | HeadRows
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
-# A layer's parts besides norms: names under model.layers.N, and their (rows, cols).
-_ATTENTION: dict[str, tuple[str, ...]] = {
-    "self_attn.q_proj": ("q_proj", "dim"),
-    "self_attn.k_proj": ("kv", "dim"),
-    "self_attn.v_proj": ("kv", "dim"),
-    "self_attn.o_proj": ("dim", "q"),
-}
-_MLP = {
-    "mlp.gate_proj": ("ffn", "dim"),
-    "mlp.up_proj": ("ffn", "dim"),
-    "mlp.down_proj": ("dim", "ffn"),
-}
-_UNGATED_MLP = {part: dims for part, dims in _MLP.items() if part != "mlp.gate_proj"}
-_KEPT_FUSED = {QKV: ("qkv", "dim"), GATE_UP: ("gate_up", "dim")}
-# Parts that some checkpoints store stacked in one tensor, in this order.
-_FUSED = {
-    QKV: ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    GATE_UP: ("mlp.gate_proj", "mlp.up_proj"),
-    SHARED_GATE_UP: ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
-}
 # How classes around a language model call it. The first that fits is replaced.
 _PREFIXES = (
     ("model.language_model.", "model."),
@@ -199,23 +179,6 @@ def canonical(name: str, family: Family) -> str:
     return family.renamed(plain + name.removeprefix(prefix))
 
 
-def _sizes(settings: Settings, embedding_rows: int) -> dict[str, int]:
-    q, kv = settings.heads * settings.head_dim, settings.kv_heads * settings.head_dim
-    return {
-        "dim": settings.dim,
-        "q": q,
-        "q_proj": q * (settings.recurrence.q_rows if settings.recurrence else 1),
-        "kv": kv,
-        "qkv": q + 2 * kv,
-        "head": settings.head_dim,
-        "heads": settings.heads,
-        "ffn": settings.ffn_dim,
-        "gate_up": 2 * settings.ffn_dim,
-        "vocab": settings.vocab_size or embedding_rows,
-        **(settings.latent.sizes() if settings.latent else {}),
-    }
-
-
 def _drop_tied_head(settings: Settings, named: dict[str, Source]) -> None:
     """A head that repeats the embedding goes. One that differs contradicts the config, and
     which of the two was meant cannot be known."""
@@ -244,97 +207,6 @@ def _are_equal(a: Source, b: Source) -> bool:
         return False
     pieces = (slice(at, at + _COMPARE_ROWS) for at in range(0, a.n_rows, _COMPARE_ROWS))
     return all(np.array_equal(a.rows(piece), b.rows(piece)) for piece in pieces)
-
-
-def _attention_parts(settings: Settings) -> dict[str, tuple[str, ...]]:
-    family, head_norm = settings.family, settings.head_norm
-    if settings.latent:
-        return settings.latent.parts()
-    parts = _with_fused(_ATTENTION, QKV, family)
-    if head_norm is not HeadNorm.NONE:
-        widths = ("q", "kv") if head_norm is HeadNorm.WHOLE else ("head", "head")
-        parts |= {name: (w,) for name, w in zip(family.head_norm_names, widths, strict=True)}
-    if family.has_sinks:
-        parts["self_attn.sinks"] = ("heads",)
-    return parts
-
-
-def _with_fused(
-    parts: Mapping[str, tuple[str, ...]], fused: str, family: Family
-) -> dict[str, tuple[str, ...]]:
-    if fused not in family.keeps_fused:
-        return dict(parts)
-    rest = {name: dims for name, dims in parts.items() if name not in _FUSED[fused]}
-    return {fused: _KEPT_FUSED[fused], **rest}
-
-
-def expected(
-    settings: Settings, embedding_rows: int, named: Collection[str] = ()
-) -> dict[str, tuple[int, ...]]:
-    """Shapes by canonical name, in the order of the file. named: what the checkpoint has, of which
-    some parts of blocks behind the layers may be missing."""
-    sizes = _sizes(settings, embedding_rows)
-    wanted: dict[str, tuple[int, ...]] = {f"{EMBEDDING}.weight": (sizes["vocab"], sizes["dim"])}
-    for name, rows in settings.table_rows.items():
-        wanted[f"{name}.weight"] = (rows, sizes["dim"])
-    wanted |= settings.layered.tables() if settings.layered else {}
-    if settings.family.embedding_norm:
-        wanted |= _with_bias(settings, settings.family.embedding_norm, (sizes["dim"],))
-    for n in range(settings.n_blocks):
-        layer = _layer(settings, n, sizes)
-        wanted |= {f"model.layers.{n}.{part}": shape for part, shape in layer.items()}
-        if n >= settings.n_layers:
-            wanted |= block_parts(named, n, sizes["dim"], sizes["vocab"])
-    if settings.family.final_norm:
-        wanted[f"{settings.family.final_norm}.weight"] = (sizes["dim"],)
-    wanted |= _classifier(settings)
-    if not settings.is_tied:
-        wanted[f"{HEAD}.weight"] = (sizes["vocab"], sizes["dim"])
-    return wanted
-
-
-def _with_bias(settings: Settings, part: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    weight = {f"{part}.weight": shape}
-    return {**weight, f"{part}.bias": shape[:1]} if part in settings.biased else weight
-
-
-def _classifier(settings: Settings) -> dict[str, tuple[int, ...]]:
-    if not settings.n_labels:
-        return {}
-    dim, labels, name = settings.dim, settings.n_labels, settings.family.classifier
-    pooler = {"pooler.dense.weight": (dim, dim), "pooler.dense.bias": (dim,)}
-    return {**pooler, f"{name}.weight": (labels, dim), f"{name}.bias": (labels,)}
-
-
-def _layer(settings: Settings, n: int, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """Shapes by name within layer n: what mixes tokens, then what each passes through alone."""
-    if settings.layered:
-        return settings.layered.layer(n)
-    family = settings.family
-    norms, recurrence, experts = family.norms, settings.recurrence, settings.experts
-    layer = recurrence.layers[n] if recurrence and n < settings.n_layers else PLAIN
-    wanted: dict[str, tuple[int, ...]] = {}
-
-    def add(parts: Mapping[str, tuple[str, ...]]) -> None:
-        for part, dims in parts.items():
-            wanted.update(_with_bias(settings, part, tuple(sizes[dim] for dim in dims)))
-
-    def add_norms(*names: str) -> None:
-        add({name: ("dim",) for name in names if name})
-
-    if n or not family.skips_first_norm:
-        add_norms(norms.before_attention)
-    if recurrence and layer.is_recurrent:
-        wanted.update(recurrence.parts)
-    if layer.has_attention:
-        add(_attention_parts(settings))
-    add_norms(norms.after_attention, norms.before_mlp)
-    if layer.has_mlp and experts and experts.has(n):
-        wanted.update(experts.parts(settings.dim))
-    elif layer.has_mlp:
-        add(_with_fused(_MLP, GATE_UP, family) if family.has_gate else _UNGATED_MLP)
-    add_norms(norms.after_mlp)
-    return wanted
 
 
 _Part = tuple[Source, int, tuple[int, ...]]  # (stored in, first row there, shape)
@@ -366,7 +238,7 @@ def _unfuse(
 def shares_of(settings: Settings, name: str) -> tuple[list[str], bool]:
     """What a fused tensor is made of, and whether rows of one and another stand in turn, so that
     each share's change says which are its own."""
-    for fused, parts in _FUSED.items():
+    for fused, parts in FUSED.items():
         stem, _, kind = name.rpartition(".")
         if stem.endswith(f".{fused}") and fused not in settings.family.keeps_fused:
             return [f"{stem.removesuffix(fused)}{part}.{kind}" for part in parts], False

@@ -15,7 +15,7 @@ from martlet.quant.kernel_cache import cached_kernel
 from numba import njit, prange
 
 from .numba_math import Q8Views, exp, helper, quantize_planes, soft_cap, store_upto
-from .numba_rowops import HeadShape
+from .numba_rope import HeadShape
 from .numba_vectors import (
     add,
     advance,

@@ -24,17 +24,14 @@ from .numba_bind_state import bind_conv, bind_delta, bind_scan
 from .numba_math import Q8Views
 from .numba_matmul import linear_float, linear_quantized
 from .numba_memory import NO_FLOATS, NO_Q8, Call, Memory, Rows
+from .numba_rope import HeadOrder, HeadShape, rope_kv, rope_table
 from .numba_rowops import (
-    HeadOrder,
-    HeadShape,
     add_gated,
     embed_float,
     embed_quantized,
     glu,
     norm,
     quantize_rows,
-    rope_kv,
-    rope_table,
     scale_rows,
 )
 from .numba_state import gate_rows
