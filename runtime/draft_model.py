@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from .draft_rows import FEW_ROWS, OwnBlocks, Rows, step_of
+from .draft_words import guess_of
 from .drafts import NO_DRAFT, Draft
 from .errors import RequestError, UnsupportedError
 from .model import Model
 from .pooling import Hidden
-from .rejection import Distribution, Guess, certain
+from .rejection import Guess
 from .request import Request
-from .sampling import Logits, Use, kept_weights, keyed_uniform
 from .step_costs import StepCosts
 from .tokenizer import Tokenizer
 
@@ -67,7 +67,9 @@ class DraftModel:
         if not model.config.generates:
             raise UnsupportedError(f"{model.config.name}: this model does not generate")
         self._model, self._executor = model, model.executor
-        self._n_words = min(model.tokenizer.vocab_size, target.vocab_size)
+        self._words = model.words
+        both = min(model.tokenizer.vocab_size, target.vocab_size)
+        self._n_words = both if self._words is None else int(np.searchsorted(self._words, both))
         self._blocks = OwnBlocks(self._executor)
         self._reads: dict[str, _Read] = {}
         self._costs = StepCosts.measure(self._executor)
@@ -100,9 +102,8 @@ class DraftModel:
         reads = [self._reads[request.id] for request in able]
         for _ in range(most if able else 0):
             logits = self._run(reads, list(waiting.values()), wants=True)
-            best: list[int] = logits[:, : self._n_words].argmax(axis=1).tolist()
-            for request, row, best_id in zip(able, logits[:, : self._n_words], best, strict=True):
-                guess = guessed(request, row, best_id, len(drafts[request.id]))
+            for request, row in zip(able, logits[:, : self._n_words], strict=True):
+                guess = guess_of(request, row, len(drafts[request.id]), self._words)
                 drafts[request.id].append(guess)
                 waiting[request.id] = [guess.token]
         return [draft_of(drafts.get(request.id, ())) for request in requests]
@@ -133,16 +134,6 @@ class DraftModel:
         for read, tokens in zip(reads, rows, strict=True):
             read.tokens += tokens
         return logits
-
-
-def guessed(request: Request, logits: Logits, best_id: int, n_before: int) -> Guess:
-    """The request's next token behind so many guesses, by what a small model says (n_words,)."""
-    if not request.rejects or request.params.is_greedy:
-        return Guess(best_id, certain(best_id))
-    weights, ids = kept_weights(logits, best_id, request.params)
-    chances = Distribution(ids, weights)
-    place = request.n_output + n_before
-    return Guess(chances.draw(keyed_uniform(request.seed, place, Use.GUESS)), chances)
 
 
 def draft_of(guesses: Sequence[Guess]) -> Draft:

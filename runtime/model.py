@@ -15,6 +15,7 @@ from os import PathLike
 from ..quant.gguf_file import GGUFFile, GGUFTensor
 from .adapters import Adapter, AdapterFile, all_tensors, open_adapters
 from .config import ModelConfig
+from .draft_words import ChoiceOfWords, Words
 from .errors import FileFormatError, RequestError, UnsupportedError
 from .executors import Executor
 from .executors.choice import create_executor
@@ -27,7 +28,7 @@ from .step import MOST_GUESSES
 from .timeline import Timeline
 from .tokenizer import Tokenizer
 from .trace_file import TraceFile
-from .weights import DequantizedWeights, StoredWeights, WeightSource
+from .weights import ChosenRows, DequantizedWeights, StoredWeights, WeightSource
 from .window_parts import parts_of_pool
 
 _LOG = logging.getLogger(__name__)
@@ -53,6 +54,8 @@ class Model:
     kv_type: KvType = KvType.F16
     adapters: Sequence[Adapter] = ()
     """In the order of their numbers."""
+    words: Words | None = None
+    """Tokens that its logits are of; None: all."""
     timeline: Timeline | None = None
     """Where it is written down what time goes into; steps already are."""
     _others: list[Executor] = field(default_factory=list, repr=False)
@@ -73,12 +76,13 @@ class Model:
             adapter.file.close()
         self.file.close()
 
-    def open_nextn(self) -> tuple[Plan, Executor]:
+    def open_nextn(self, words: Words | None = None) -> tuple[Plan, Executor]:
         """The block that predicts further tokens, which config.nextn says is there, on an executor
-        like the model's, with as many blocks of keys and values. Closed with the model."""
+        like the model's, with as many blocks of keys and values. words: of which it gives logits;
+        None: of all. Closed with the model."""
         main = self.executor
-        weights = StoredWeights(self.file.tensors)
-        plan = record_nextn(self.config, weights, main.max_rows)
+        weights, n_words = _of_words(StoredWeights(self.file.tensors), words)
+        plan = record_nextn(self.config, weights, main.max_rows, n_words=n_words)
         executor, _ = create_executor(
             main.name,
             plan,
@@ -114,6 +118,7 @@ def load_model(
     gives_back: bool = True,
     guesses: int = MOST_GUESSES,
     adapters: Sequence[AdapterFile] = (),
+    words: ChoiceOfWords | None = None,
     trace: TraceFile | None = None,
     mmap_experts: bool = False,
 ) -> Model:
@@ -124,7 +129,8 @@ def load_model(
     dequantize: decode all weights to F32 first, for comparisons; gives_back: layers with a
     window keep little more than it, as engines run them. False for those who lay out steps
     themselves; guesses: rows of a sequence and step that recurrent layers can take back;
-    adapters: which requests can ask for; trace: where steps are written down; mmap_experts: experts
+    adapters: which requests can ask for; words: chooses the tokens that logits are of, for models
+    that guess what others say; trace: where steps are written down; mmap_experts: experts
     take memory when they are first chosen (native executor).
     """
     file = GGUFFile.open(path)
@@ -141,7 +147,16 @@ def load_model(
         config = config.at_context(context or min(config.context_train, _DEFAULT_CONTEXT))
         tokenizer = Tokenizer.from_metadata(file.metadata)
         _check_vocabulary(config, tokenizer)
-        plan = record_plan(config, weights, max_rows, activations=activations, adapters=opened)
+        chosen = words(tokenizer) if words else None
+        weights, n_words = _of_words(weights, chosen)
+        plan = record_plan(
+            config,
+            weights,
+            max_rows,
+            activations=activations,
+            adapters=opened,
+            n_words=n_words,
+        )
         _warn_of_unused(plan, StoredWeights(file.tensors), config)
         for adapter in opened:
             adapter.check_used(plan)
@@ -182,11 +197,18 @@ def load_model(
             source.close()
         raise
     _LOG.info("%s: executor %s", path, reason)
-    model = Model(config, tokenizer, plan, runner, reason, pool.context, file, kv_type, opened)
+    model = Model(
+        config, tokenizer, plan, runner, reason, pool.context, file, kv_type, opened, chosen
+    )
     if trace:
         model.timeline = Timeline(trace, config.name)
         model.executor = model.timeline.traced(runner, plan)
     return model
+
+
+def _of_words(weights: WeightSource, words: Words | None) -> tuple[WeightSource, int]:
+    """With rows of an output matrix for these tokens, and how many; 0: for all."""
+    return (weights, 0) if words is None else (ChosenRows(weights, words), len(words))
 
 
 @dataclass(frozen=True)

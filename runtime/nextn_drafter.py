@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .draft_model import draft_of, guessed
+from .draft_model import draft_of
 from .draft_rows import FEW_ROWS, OwnBlocks, Rows, step_of
+from .draft_words import Words, guess_of
 from .drafts import NO_DRAFT, Draft
 from .model import Model
 from .pooling import Hidden
@@ -62,10 +63,12 @@ class NextnDrafter:
     priors: tuple[float, ...] = (0.8,)
     reach = REACH
 
-    def __init__(self, model: Model) -> None:
-        """The model must have such a block. Closing the model closes what this uses of it."""
-        plan, self._executor = model.open_nextn()
-        self._n_words = model.tokenizer.vocab_size
+    def __init__(self, model: Model, words: Words | None = None) -> None:
+        """The model must have such a block. words: the tokens that are guessed; None: all. Closing
+        the model closes what this uses of it."""
+        plan, self._executor = model.open_nextn(words)
+        self._words = words
+        self._n_words = model.tokenizer.vocab_size if words is None else len(words)
         self._blocks = OwnBlocks(self._executor)
         self._known: dict[str, _Known] = {}
         self._costs = StepCosts.measure(self._executor, given_width=plan.given_width)
@@ -104,10 +107,8 @@ class NextnDrafter:
         logits = self._read(able, known, FEW_ROWS, wants=True)
         drafts: dict[str, list[Guess]] = {request.id: [] for request in able}
         for n in range(most):
-            words = logits[:, : self._n_words]
-            best: list[int] = words.argmax(axis=1).tolist()
-            for request, row, best_id in zip(able, words, best, strict=True):
-                drafts[request.id].append(guessed(request, row, best_id, n))
+            for request, row in zip(able, logits[:, : self._n_words], strict=True):
+                drafts[request.id].append(guess_of(request, row, n, self._words))
             if n + 1 == most:
                 break
             rows = [
@@ -151,7 +152,8 @@ class NextnDrafter:
         return self._executor.run(step_of(sequences, np.concatenate(given), wants=wants))
 
 
-def own_drafter(model: Model, wish: str) -> NextnDrafter | None:
-    """The model's own block, if it has one and this wish, as of speculation_of, lets it guess."""
+def own_drafter(model: Model, wish: str, words: Words | None = None) -> NextnDrafter | None:
+    """The model's own block, if it has one and this wish, as of speculation_of, lets it guess.
+    words: the tokens that it guesses; None: all."""
     can_guess = bool(model.config.nextn) and model.config.generates
-    return NextnDrafter(model) if can_guess and wish != "off" else None
+    return NextnDrafter(model, words) if can_guess and wish != "off" else None

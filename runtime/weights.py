@@ -94,8 +94,18 @@ def row_runs(stem: str, first: int, stop: int, every: int) -> str:
     return f"{stem}[{first}:{stop}/{every}]"
 
 
+_CHOSEN = "[chosen]"
+
+
+def chosen_rows(name: str) -> str:
+    """What ChosenRows calls the rows that it has chosen of a weight."""
+    stem, dot, end = name.rpartition(".")
+    return f"{stem}{_CHOSEN}{dot}{end}"
+
+
 def stored_name(name: str) -> str:
     """Of the tensor that a weight is, or is made of."""
+    name = name.replace(_CHOSEN, "")
     match = _ROW_RUNS.fullmatch(name)
     return match[1] + match[5] if match else name
 
@@ -168,3 +178,36 @@ class DequantizedWeights:
 
     def dequantized(self, name: str) -> np.ndarray:
         return self._source.dequantized(name)
+
+
+class ChosenRows:
+    """Shows, beside every weight of a source, some of its rows under the name of chosen_rows."""
+
+    def __init__(self, source: WeightSource, rows: np.ndarray) -> None:
+        """rows: (n) int, of the matrices that are asked for by such a name."""
+        self._source, self._rows = source, rows
+
+    def names(self) -> Iterable[str]:
+        return self._source.names()
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        shape = self._source.shape(stored_name(name) if _CHOSEN in name else name)
+        return (len(self._rows), *shape[1:]) if shape and _CHOSEN in name else shape
+
+    def format_name(self, name: str) -> str:
+        return self._source.format_name(stored_name(name) if _CHOSEN in name else name)
+
+    def data(self, name: str) -> np.ndarray:
+        if _CHOSEN not in name:
+            return self._source.data(name)
+        whole = stored_name(name)
+        n_rows = (self._source.shape(whole) or (0,))[0]
+        blocks = self._source.data(whole).reshape(n_rows, -1)[self._rows]
+        return np.ascontiguousarray(blocks).reshape(-1)
+
+    def dequantized(self, name: str) -> np.ndarray:
+        if _CHOSEN not in name:
+            return self._source.dequantized(name)
+        fmt, shape = FORMATS[self.format_name(name)], self.shape(name)
+        assert shape
+        return dequantize(self.data(name), fmt, shape)

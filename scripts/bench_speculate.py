@@ -59,12 +59,14 @@ def bench_speculate(
         typer.Option(help="Prompt lookup instead: outputs of which such shares are copied."),
     ] = None,
     *,
+    own: Annotated[bool, typer.Option(help="Guesses of the model's own block instead.")] = False,
     draft: options.DraftOption = None,
+    draft_vocab: options.DraftVocabOption = None,
     load: options.LoadOptions,
     as_json: options.JsonOption = False,
 ) -> None:
     """Decoding of MODEL with and without guesses, in turn: guesses of known acceptance, or those of
-    prompt lookup, or of a model (--draft)."""
+    prompt lookup, of a model (--draft), or of the model's own block (--own)."""
     from martlet.scripts.generate import open_drafter, open_model
 
     batches = [int(word) for word in batch.split(",")]
@@ -74,7 +76,7 @@ def bench_speculate(
     context = 2048 if is_lookup else PROMPT_TOKENS + decode + 1
     with (
         open_model(model, **load.arguments(context=context)) as opened,
-        open_drafter(opened, draft) as drafter,
+        open_drafter(opened, draft, "auto" if own else "off", draft_vocab) as drafter,
     ):
         one_row_ms, costs = measured_costs(opened)
         if is_lookup:

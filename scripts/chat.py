@@ -39,6 +39,7 @@ def chat(
     speculate: options.SpeculateOption = "auto",
     speculate_rule: options.SpeculateRuleOption = options.SpeculateRule.match,
     draft: options.DraftOption = None,
+    draft_vocab: options.DraftVocabOption = None,
 ) -> None:
     """Talk with MODEL. Figures of each answer go to stderr."""
     from martlet.runtime.sampling_params import SamplingParams
@@ -48,7 +49,7 @@ def chat(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, max_tokens=n
     )
     arguments = load.arguments(context=context, lora=lora, speculate=speculate)
-    guesses = speculate, draft, speculate_rule.value
+    guesses = speculate, draft, speculate_rule.value, draft_vocab
     with open_model(model, **arguments) as opened, open_engine(opened, *guesses) as engine:
         chat_template(opened)  # a model without one is refused before anything is typed
         note(f"{model}, {opened.context} tokens of context. {HELP}")

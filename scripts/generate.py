@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import queue
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from martlet.quant.errors import MartletError
@@ -13,11 +14,13 @@ from martlet.scripts.console import byte_progress, note
 from martlet.scripts.models import find_model
 
 if TYPE_CHECKING:
+    from martlet.runtime.draft_words import ChoiceOfWords
     from martlet.runtime.drafts import Drafter
     from martlet.runtime.engine import Engine
     from martlet.runtime.events import Event, FinishEvent
     from martlet.runtime.model import Model
     from martlet.runtime.sampling_params import SamplingParams
+    from martlet.runtime.vocabulary import Vocabulary
 
 
 @contextlib.contextmanager
@@ -52,16 +55,18 @@ def open_model(spec: str, **load_options: Any) -> Iterator[Model]:
 
 @contextlib.contextmanager
 def open_engine(
-    model: Model, speculate: str = "off", draft: str | None = None, rule: str = "match"
+    model: Model,
+    speculate: str = "off",
+    draft: str | None = None,
+    rule: str = "match",
+    draft_vocab: str | None = None,
 ) -> Iterator[Engine]:
     from martlet.runtime.engine import Engine
-    from martlet.runtime.nextn_drafter import own_drafter
     from martlet.runtime.speculation import speculation_of
 
     check_draft(draft, speculate)
     shares = [adapter.share for adapter in model.adapters]
-    with open_drafter(model, draft) as drafter:
-        drafter = drafter or own_drafter(model, speculate)
+    with open_drafter(model, draft, speculate, draft_vocab) as drafter:
         speculation = speculation_of(
             speculate, model.executor, drafter=drafter, n_adapters=len(shares), rule=rule
         )
@@ -87,17 +92,50 @@ def check_draft(draft: str | None, speculate: str) -> None:
 
 
 @contextlib.contextmanager
-def open_drafter(model: Model, spec: str | None) -> Iterator[Drafter | None]:
-    """The model `spec` names, to guess what `model` says; None: nothing of the kind."""
-    if spec is None:
-        yield None
-        return
+def open_drafter(
+    model: Model, spec: str | None, speculate: str = "auto", draft_vocab: str | None = None
+) -> Iterator[Drafter | None]:
+    """The model `spec` names, to guess what `model` says, or the model's own block; None: nothing
+    of the kind. draft_vocab: as of words_of."""
     from martlet.runtime.draft_model import DraftModel
+    from martlet.runtime.nextn_drafter import own_drafter
 
+    words = words_of(draft_vocab)
+    if spec is None:
+        own = own_drafter(model, speculate, words(model.tokenizer) if words else None)
+        if words and own is None:
+            raise MartletError(
+                "--draft-vocab is for what guesses by an output matrix: say --draft MODEL, or take "
+                "a file with a block that guesses, and leave --speculate off out"
+            )
+        yield own
+        return
     executor = model.executor
     alike = {"executor": executor.name, "threads": getattr(executor, "n_threads", None)}
-    with open_model(spec, context=model.context, gives_back=False, **alike) as small:
+    alike |= {"context": model.context, "gives_back": False, "words": words}
+    with open_model(spec, **alike) as small:
         yield DraftModel(small, model.tokenizer)
+
+
+def words_of(draft_vocab: str | None) -> ChoiceOfWords | None:
+    """N, or N:FILE with a text to count tokens in. Raises MartletError."""
+    from martlet.runtime.draft_words import Words, frequent_words
+
+    if draft_vocab is None:
+        return None
+    count, _, path = draft_vocab.partition(":")
+    if not count.isdecimal():
+        raise MartletError(f"--draft-vocab is {draft_vocab!r}, expected N or N:FILE")
+    try:
+        text = Path(path).read_text() if path else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise MartletError(f"--draft-vocab {draft_vocab}: {error}") from error
+
+    def choose(vocabulary: Vocabulary) -> Words:
+        ids = vocabulary.encode(text, add_special=False, parse_special=False)
+        return frequent_words(vocabulary, int(count), ids)
+
+    return choose
 
 
 def stream(

@@ -112,6 +112,14 @@ DraftOption = Annotated[
     str | None,
     typer.Option(metavar="MODEL", help="A smaller model of the same vocabulary that guesses."),
 ]
+DraftVocabOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N[:FILE]",
+        help="Guess the N most frequent tokens of a text alone, without one those of the lowest "
+        "numbers: for a smaller output matrix of --draft, or of the model's own block.",
+    ),
+]
 LoraOption = Annotated[
     list[str] | None,
     typer.Option(

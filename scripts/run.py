@@ -33,6 +33,7 @@ def run(
     speculate: options.SpeculateOption = "off",
     speculate_rule: options.SpeculateRuleOption = options.SpeculateRule.match,
     draft: options.DraftOption = None,
+    draft_vocab: options.DraftVocabOption = None,
     trace: options.TraceOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -53,7 +54,7 @@ def run(
     text = sys.stdin.read() if prompt == "-" else prompt
     arguments = load.arguments(context=context, lora=lora, speculate=speculate)
     pieces: list[str] = []
-    guesses = speculate, draft, speculate_rule.value
+    guesses = speculate, draft, speculate_rule.value, draft_vocab
     with (
         open_trace(trace) as written,
         open_model(model, trace=written, **arguments) as opened,

@@ -100,6 +100,7 @@ def serve(
     speculate: options.SpeculateOption = "auto",
     speculate_rule: options.SpeculateRuleOption = options.SpeculateRule.match,
     draft: options.DraftOption = None,
+    draft_vocab: options.DraftVocabOption = None,
     prefix_cache_dir: options.PrefixFolderOption = None,
     prefix_cache_bytes: options.PrefixBytesOption = "1G",  # type: ignore[assignment]
     step_ms: Annotated[
@@ -140,7 +141,7 @@ def serve(
         models = dict.fromkeys([name], *models.values())
     keys = (*(api_key or ()), *read_keys(api_key_file))
     check_exposure(host, has_key=bool(keys), is_insecure=insecure)
-    for option, given in (("--lora", lora), ("--draft", draft)):
+    for option, given in (("--lora", lora), ("--draft", draft), ("--draft-vocab", draft_vocab)):
         if given and is_shelf:
             raise MartletError(f"{option} is for one model that stays; serve this one by itself")
     check_draft(draft, speculate)
@@ -181,7 +182,7 @@ def serve(
             kept = {"keep_alive_s": keep_alive, "max_bytes": max_memory}
             serve_several(models, arguments, engine, prefixes, kept, place)
         else:
-            serve_one(models, arguments, engine, prefixes, place, draft)
+            serve_one(models, arguments, engine, prefixes, place, (draft, speculate, draft_vocab))
 
 
 def serve_one(
@@ -190,14 +191,14 @@ def serve_one(
     engine: dict[str, Any],
     prefixes: tuple[Path | None, int],
     place: dict[str, Any],
-    draft: str | None,
+    guesses: tuple[str | None, str, str | None],
 ) -> None:
     from martlet.scripts.generate import open_drafter, open_model
     from martlet.server import serve as serve_http
 
     ((called, spec),) = models.items()
     options = place["options"]
-    with open_model(spec, **arguments) as opened, open_drafter(opened, draft) as drafter:
+    with open_model(spec, **arguments) as opened, open_drafter(opened, *guesses) as drafter:
         serve_http(
             opened,
             drafter=drafter,

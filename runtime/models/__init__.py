@@ -100,17 +100,19 @@ def record_plan(
     activations: BufferKind = BufferKind.Q8,
     keep: bool = False,
     adapters: Sequence[LowRank] = (),
+    n_words: int = 0,
 ) -> Plan:
     """Records the model; a missing or misshapen tensor raises ModelError naming it.
 
     keep: buffers share no memory, so that their rows can be read after a step. adapters: whose
-    tensors are among the weights.
+    tensors are among the weights. n_words: of the tokens that a ChosenRows among the weights has
+    chosen for the logits; 0: they are of all.
     """
     if config.arch not in RECORDERS:
         known = ", ".join(sorted(RECORDERS))
         raise UnsupportedError(f"architecture {config.arch!r} is not supported; supported: {known}")
     builder = PlanBuilder(weights, max_rows, activations, adapters=adapters)
-    recording = Recording(builder, config, weights)
+    recording = Recording(builder, config, weights, n_words)
     RECORDERS[config.arch](recording)
     return recording.plan.finish(keep=keep)
 
@@ -122,12 +124,14 @@ def record_nextn(
     *,
     activations: BufferKind = BufferKind.Q8,
     keep: bool = False,
+    n_words: int = 0,
 ) -> Plan:
     """Records the block behind the last layer that predicts the token after the next; config.nextn
     says that there is one. Options are those of record_plan."""
     blocks = replace(config, layers=config.layers + config.nextn)
     builder = PlanBuilder(weights, max_rows, activations)
-    nextn.record(Recording(builder, blocks, weights), config.n_layers, NEXTN_LAYERS[config.arch])
+    recording = Recording(builder, blocks, weights, n_words)
+    nextn.record(recording, config.n_layers, NEXTN_LAYERS[config.arch])
     return builder.finish(keep=keep)
 
 

@@ -16,7 +16,7 @@ from ..experts import Experts
 from ..ops import Activation, RopeStyle, RowKind
 from ..plan_builder import PlanBuilder
 from ..rope import Rope
-from ..weights import WeightSource, finite_values, row_runs
+from ..weights import WeightSource, chosen_rows, finite_values, row_runs
 
 UNGATED = (Activation.RELU2,)  # what MLPs without a gate are made with
 
@@ -46,6 +46,7 @@ class Recording:
     plan: PlanBuilder
     config: ModelConfig
     weights: WeightSource
+    n_words: int = 0  # that logits are wanted of, by rows of a ChosenRows; 0: of all
     _trig: dict[Rope, int] = field(default_factory=dict)
 
     def embed(self) -> int:
@@ -209,10 +210,19 @@ class Recording:
     def _project(self, x: int, norm: str, head: str) -> None:
         p, c = self.plan, self.config
         normed = self.norm(p.take_rows(x), norm)
-        weight = p.weight(head, c.vocab_size, c.dim)
-        bias = p.optional("output.bias", c.vocab_size)
+        bias, n_words = "output.bias", self.n_words or c.vocab_size
+        if self.n_words:
+            head, bias = chosen_rows(head), chosen_rows(bias)
+        weight = p.weight(head, n_words, c.dim)
         # The noise of these activations would go straight into the logits, a quarter of all noise.
-        logits = p.linear(normed, [weight], biases=[bias], name="logits", logits=True, precise=True)
+        logits = p.linear(
+            normed,
+            [weight],
+            biases=[p.optional(bias, n_words)],
+            name="logits",
+            logits=True,
+            precise=True,
+        )
         if c.logit_scale != 1 or c.logit_cap:
             p.scale(logits, c.logit_scale, c.logit_cap)
 

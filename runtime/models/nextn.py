@@ -34,7 +34,7 @@ def record(r: Recording, n: int, layer: Layer) -> None:
 
     table, head = own("embed_tokens", "token_embd.weight"), own("shared_head_head", r.head)
     # Rows of the table are read where they lie: the model has packed them for itself already.
-    take = p.weight if table == head else p.file_rows
+    take = p.weight if table == head and not r.n_words else p.file_rows
     token = p.embed(take(table, c.vocab_size, c.dim), c.embedding_scale)
     rope = c.layers[n].rope
     if rope:
