@@ -20,12 +20,12 @@ from .errors import RequestError
 from .rejection import Distribution, Guess, certain
 from .request import Request
 from .sampling import Logits, Use, kept_weights, keyed_uniform
-from .vocabulary import Vocabulary
+from .vocabulary import Vocabulary, WritableVocabulary
 
 Words = npt.NDArray[np.int64]
 """(n_words) token ids, ascending: what entry i of a drafter's logits stands for."""
 
-ChoiceOfWords: TypeAlias = Callable[[Vocabulary], Words]
+ChoiceOfWords: TypeAlias = Callable[[WritableVocabulary], Words]
 
 
 def frequent_words(vocabulary: Vocabulary, n: int, text: Sequence[int] = ()) -> Words:

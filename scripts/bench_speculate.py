@@ -67,6 +67,7 @@ def bench_speculate(
 ) -> None:
     """Decoding of MODEL with and without guesses, in turn: guesses of known acceptance, or those of
     prompt lookup, of a model (--draft), or of the model's own block (--own)."""
+    from martlet.runtime.nextn_drafter import own_drafter
     from martlet.scripts.generate import open_drafter, open_model
 
     batches = [int(word) for word in batch.split(",")]
@@ -76,8 +77,9 @@ def bench_speculate(
     context = 2048 if is_lookup else PROMPT_TOKENS + decode + 1
     with (
         open_model(model, **load.arguments(context=context)) as opened,
-        open_drafter(opened, draft, "auto" if own else "off", draft_vocab) as drafter,
+        open_drafter(opened, draft, draft_vocab=draft_vocab) as drafter,
     ):
+        drafter = drafter or (own_drafter(opened, "auto") if own else None)
         one_row_ms, costs = measured_costs(opened)
         if is_lookup:
             cases = lookup_cases(opened, lookup or [], shares, batches, decode)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from martlet.runtime.events import Event, FinishEvent
     from martlet.runtime.model import Model
     from martlet.runtime.sampling_params import SamplingParams
-    from martlet.runtime.vocabulary import Vocabulary
+    from martlet.runtime.vocabulary import WritableVocabulary
 
 
 @contextlib.contextmanager
@@ -62,11 +62,13 @@ def open_engine(
     draft_vocab: str | None = None,
 ) -> Iterator[Engine]:
     from martlet.runtime.engine import Engine
+    from martlet.runtime.nextn_drafter import own_drafter
     from martlet.runtime.speculation import speculation_of
 
     check_draft(draft, speculate)
     shares = [adapter.share for adapter in model.adapters]
     with open_drafter(model, draft, speculate, draft_vocab) as drafter:
+        drafter = drafter or own_drafter(model, speculate)
         speculation = speculation_of(
             speculate, model.executor, drafter=drafter, n_adapters=len(shares), rule=rule
         )
@@ -95,14 +97,14 @@ def check_draft(draft: str | None, speculate: str) -> None:
 def open_drafter(
     model: Model, spec: str | None, speculate: str = "auto", draft_vocab: str | None = None
 ) -> Iterator[Drafter | None]:
-    """The model `spec` names, to guess what `model` says, or the model's own block; None: nothing
-    of the kind. draft_vocab: as of words_of."""
+    """The model `spec` names, to guess what `model` says; with draft_vocab, as of words_of, also
+    the model's own block. None: nothing of the kind."""
     from martlet.runtime.draft_model import DraftModel
     from martlet.runtime.nextn_drafter import own_drafter
 
     words = words_of(draft_vocab)
     if spec is None:
-        own = own_drafter(model, speculate, words(model.tokenizer) if words else None)
+        own = own_drafter(model, speculate, words(model.tokenizer)) if words else None
         if words and own is None:
             raise MartletError(
                 "--draft-vocab is for what guesses by an output matrix: say --draft MODEL, or take "
@@ -131,7 +133,7 @@ def words_of(draft_vocab: str | None) -> ChoiceOfWords | None:
     except (OSError, UnicodeDecodeError) as error:
         raise MartletError(f"--draft-vocab {draft_vocab}: {error}") from error
 
-    def choose(vocabulary: Vocabulary) -> Words:
+    def choose(vocabulary: WritableVocabulary) -> Words:
         ids = vocabulary.encode(text, add_special=False, parse_special=False)
         return frequent_words(vocabulary, int(count), ids)
 

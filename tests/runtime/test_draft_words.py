@@ -1,4 +1,4 @@
-"""Guesses of the most frequent tokens alone: their logits are as ever, the others are never guessed,
+"""Guesses of the most frequent tokens alone: their logits are as ever, others are never guessed,
 and texts stay what they are."""
 
 from __future__ import annotations
