@@ -1,13 +1,10 @@
-#define _POSIX_C_SOURCE 200809L /* clock_gettime */
 /* Loads a plan (copies, allocates everything once; weights are weights.c) and runs steps of it. */
 #include "engine.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-#include "float_mode.h"
 #include "memory.h"
 
 int32_t mt_abi_version(void) { return MT_ABI_VERSION; }
@@ -134,7 +131,7 @@ static size_t file_tile_bytes(const mt_engine *e) {
     size_t most = 0;
     for (int32_t i = 0; i < e->plan.n_tensors; i++) {
         const mt_weight *w = &e->weights[i];
-        const size_t n = w->stored.data ? (size_t)mt_tile_bytes(w->layout, w->cols) : 0;
+        const size_t n = w->stored.data ? mt_tile_bytes(w->layout, w->cols) : 0;
         if (n > most) most = n;
     }
     return most;
@@ -301,6 +298,7 @@ void mt_engine_free(mt_engine *e) {
     free(e->weights);
     free(e->kv);
     free(e->scratch);
+    free(e->slowed);
     mt_line_free(e);
 }
 
@@ -316,6 +314,16 @@ void mt_engine_info(const mt_engine *e, mt_info *info) {
 }
 
 void mt_engine_trace(mt_engine *e, mt_op_span *spans) { e->spans = spans; }
+
+int32_t mt_engine_slow_down(mt_engine *e, int32_t thread, double times, char *err) {
+    if (thread < 0 || thread >= e->n_threads || !(times >= 0 && times <= 1000))
+        return mt_fail(err, "cannot slow thread %d of %d down by %g times: use 0 to 1000", thread,
+                       e->n_threads, times);
+    if (!e->slowed) e->slowed = calloc((size_t)e->n_threads, sizeof *e->slowed);
+    if (!e->slowed) return mt_fail(err, "no memory for %d numbers", e->n_threads);
+    e->slowed[thread] = times;
+    return 0;
+}
 
 /* Part of a block in one layer, within the pool. */
 static uint8_t *block_part(const mt_engine *e, int32_t layer, mt_block block) {
@@ -408,83 +416,14 @@ static void lay_out_rows(mt_engine *e, const mt_step *step) {
     qsort(e->tiles, (size_t)e->n_tiles, sizeof *e->tiles, dearer_first);
 }
 
-static int64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
-/* Takes up to `run` of a share's n items: returns the first, or n if none is left. A share tells the
- * phase it was last used in, so that nobody has to reset it: in a later phase all are there again, in
- * an earlier one, where this thread comes too late, none. */
-static int take(atomic_ullong *share, unsigned phase, int n, int run) {
-    unsigned long long seen = atomic_load_explicit(share, memory_order_relaxed);
-    for (;;) {
-        const int behind = (int)(phase - (unsigned)(seen >> 32));
-        const int first = behind > 0 ? 0 : (int)(unsigned)seen;
-        if (behind < 0 || first >= n) return n;
-        const unsigned long long next =
-            (unsigned long long)phase << 32 | (unsigned)(first + run < n ? first + run : n);
-        if (atomic_compare_exchange_weak_explicit(share, &seen, next, memory_order_relaxed,
-                                                  memory_order_relaxed))
-            return first;
-    }
-}
-
-/* Whether neighbouring items read neighbouring memory, so that a thread best takes what follows. */
-static int is_stream(int32_t kind) {
-    return kind == MT_OP_LINEAR || kind == MT_OP_LINEAR_GLU || kind == MT_OP_HEAD_LINEAR;
-}
-
-/* Does items of a phase until none is left, small runs so that a slow core takes fewer. Whoever
- * reports the last item lets everyone go on. */
-static void run_phase(mt_engine *e, const mt_op *op, const mt_phase *phase, unsigned serial,
-                      int n_items, int thread) {
-    const int n_shares = is_stream(op->kind) ? e->n_threads : 1;
-    const int run = n_shares > 1 ? 1 : n_items / (8 * e->n_threads) + 1;
-    for (int i = 0; i < n_shares; i++) { /* one's own, then those of others */
-        const int share = (thread + i) % n_shares;
-        const int start = (int)((int64_t)n_items * share / n_shares);
-        const int n = (int)((int64_t)n_items * (share + 1) / n_shares) - start;
-        int n_done = 0;
-        for (int first; (first = take(&e->shares[share].taken, serial, n, run)) < n;) {
-            const int end = first + run < n ? first + run : n;
-            for (int item = first; item < end; item++)
-                phase->run(e, op, start + item, &e->scratch[thread]);
-            n_done += end - first;
-        }
-        if (!n_done || atomic_fetch_add(&e->n_finished, n_done) + n_done < n_items) continue;
-        atomic_store(&e->n_finished, 0); /* before anyone can begin the next phase */
-        mt_gate_advance(&e->phases_done);
-    }
-}
-
-static void walk(void *raw, int thread) {
-    mt_engine *e = raw;
-    const uint64_t saved = mt_flush_denormals();
-    mt_op_span *spans = e->spans ? e->spans + (size_t)thread * (size_t)e->plan.n_ops : NULL;
-    unsigned serial = e->first_phase;
-    for (int32_t i = 0; i < e->plan.n_ops; i++) {
-        if (spans) spans[i].start_ns = spans[i].end_ns = now_ns();
-        for (int p = 0; p < MT_PHASES; p++) {
-            const mt_phase *phase = mt_phase_of(e->ops[i].kind, p);
-            const int n_items = phase ? phase->count(e, &e->ops[i]) : 0;
-            if (!n_items) continue;
-            run_phase(e, &e->ops[i], phase, ++serial, n_items, thread);
-            if (spans) spans[i].end_ns = now_ns();
-            mt_gate_wait(&e->phases_done, serial, MT_SPIN_US);
-        }
-    }
-    mt_restore_float_mode(saved);
-}
-
 int32_t mt_engine_run(mt_engine *e, const mt_step *step, char *err) {
     if (mt_check_step(e, step, err)) return -1;
     e->step = step;
     lay_out_rows(e, step);
     e->first_phase = atomic_load(&e->phases_done.value);
     atomic_store(&e->n_bad, 0);
-    mt_pool_run(e->pool, walk, e);
+    mt_settle_shares(e);
+    mt_pool_run(e->pool, mt_walk, e);
     if (atomic_load(&e->n_bad)) {
         e->step = NULL;
         return mt_fail(err, "tensor %d is not finite at row %lld, column %lld", e->bad.tensor,

@@ -33,7 +33,7 @@ typedef struct mt_weight {
     int64_t rows, cols;
     int64_t n_tiles;
     uint8_t *packed;    /* matrices: tiles */
-    mt_tensor stored;   /* those that stay in the file, as they stand there; they have no tiles */
+    mt_tensor stored;   /* those that stay in the file, as they stand there */
     mt_tensor late;     /* what tiles are packed from when first used */
     uint8_t *is_packed; /* (n_tiles) which are; NULL: all */
     const void *values; /* vectors (float) and tables (double): a copy in the arena of weights */
@@ -79,9 +79,12 @@ typedef struct mt_pairs {
     int32_t n_active;
 } mt_pairs;
 
-/* A thread's share of the items of a phase, of which others take what it has not begun. */
+/* A thread's share of the items of a phase, of which others take what it has not begun. Of streams it
+ * follows what the thread has lately done of all: a slow core begins with less. */
 typedef struct mt_share {
     _Alignas(64) atomic_ullong taken; /* phase << 32 | items handed out in it */
+    double part, begin;               /* of all items: how much, and how much lies before it */
+    double done;                      /* sum of the parts that the thread did in this step */
 } mt_share;
 
 struct mt_engine {
@@ -121,6 +124,7 @@ struct mt_engine {
     float *partials;    /* (split_rows * heads, splits, v_stride + 2) */
     int32_t max_splits;
     int32_t n_splits;     /* of the longest sequence of the step */
+    double *slowed;       /* (n_threads) see mt_engine_slow_down; NULL: none is */
     mt_op_span *spans;    /* (n_threads, n_ops) of the caller, or NULL: see mt_engine_trace */
     mt_share *shares;     /* (n_threads) */
     mt_gate phases_done;  /* how many phases are complete, of this step and those before */
@@ -192,6 +196,9 @@ typedef struct mt_phase {
     int (*count)(const mt_engine *e, const mt_op *op);
     void (*run)(mt_engine *e, const mt_op *op, int item, mt_scratch *s);
 } mt_phase;
+/* Before a step, and what each thread of the pool then does. */
+void mt_settle_shares(mt_engine *e);
+void mt_walk(void *engine, int thread);
 /* NULL where an op of this kind has no such phase. */
 const mt_phase *mt_phase_of(int32_t kind, int phase);
 extern const mt_phase mt_attention_phases[MT_PHASES];

@@ -19,7 +19,7 @@
 /* ---- cffi begins ---- */
 
 enum {
-    MT_ABI_VERSION = 22,
+    MT_ABI_VERSION = 23,
     MT_MOST_GUESSES = 64, /* rows of a sequence that may be taken back */
     MT_ERR_BYTES = 256    /* size of the message buffer that a failing call fills */
 };
@@ -140,8 +140,10 @@ typedef struct mt_buffer {
 enum mt_tensor_flag {
     MT_TENSOR_MAPPED = 1, /* data is a clean map of a file: its pages may go once they are packed */
     MT_TENSOR_STAYS = 2,  /* data outlives the engine, which reads rows of it to embed them */
-    MT_TENSOR_LATE = 4    /* data outlives the engine, which packs an expert's tile when a row first
+    MT_TENSOR_LATE = 4,   /* data outlives the engine, which packs an expert's tile when a row first
                            * chooses that expert; not heeded where other ops read the tensor, too */
+    MT_TENSOR_RAW = 8 /* data outlives the engine, which keeps no packed copy: a thread lays out a
+                           * tile each time that it multiplies by it; heeded for matrices alone */
 };
 
 /* One weight as it stands in the file: rows x cols, blocks along cols. */
@@ -283,6 +285,9 @@ void mt_engine_info(const mt_engine *engine, mt_info *info);
 /* From now on each step leaves in spans[n_threads][n_ops], which the caller keeps, when each thread
  * worked on each op; NULL ends that. */
 void mt_engine_trace(mt_engine *engine, mt_op_span *spans);
+/* For measurements of unequal cores: from now on this thread idles after its items, `times` as long
+ * as they took; 0 ends that. */
+int32_t mt_engine_slow_down(mt_engine *engine, int32_t thread, double times, char *err);
 void mt_engine_free(mt_engine *engine);
 
 /* How to draw a token: exp((logit - best) / temperature) of each are the weights. */
@@ -343,6 +348,7 @@ MT_API int32_t mt_engine_write_block(mt_engine *engine, mt_block block, const ui
                                      char *err);
 MT_API void mt_engine_info(const mt_engine *engine, mt_info *info);
 MT_API void mt_engine_trace(mt_engine *engine, mt_op_span *spans);
+MT_API int32_t mt_engine_slow_down(mt_engine *engine, int32_t thread, double times, char *err);
 MT_API void mt_engine_free(mt_engine *engine);
 MT_API int64_t mt_draw_bytes(int32_t n);
 MT_API int64_t mt_draw(int32_t isa, const float *logits, int32_t n, const mt_draw_terms *terms,

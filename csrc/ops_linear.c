@@ -4,9 +4,18 @@
  * pair gate and up. The sums of a chunk lie one behind the other in the accumulators. */
 #include <string.h>
 
+#include "pack.h"
 #include "products.h"
 
-static const uint8_t *tile_of(const mt_weight *w, int64_t tile) {
+/* A packed tile. Of a weight without a packed copy it lies in the scratch until the next one does; its
+ * values were looked at when the weights were loaded. */
+static const uint8_t *tile_of(mt_engine *e, const mt_weight *w, int64_t tile, mt_scratch *s) {
+    int64_t row, col;
+    if (w->stored.data) {
+        mt_pack_tile(w->layout, &w->stored, tile, s->tile, &row, &col);
+        return s->tile;
+    }
+    if (w->is_packed && !w->is_packed[tile]) mt_pack_late(e, w, tile);
     return w->packed + (size_t)tile * mt_tile_bytes(w->layout, w->cols);
 }
 
@@ -78,8 +87,7 @@ static void multiply_floats(mt_engine *e, const mt_weight *w, const uint8_t *til
 
 void mt_multiply_tile(mt_engine *e, const mt_weight *w, int64_t tile, const mt_operand *x,
                       mt_scratch *s, float *acc) {
-    if (w->is_packed && !w->is_packed[tile]) mt_pack_late(e, w, tile);
-    const uint8_t *packed = tile_of(w, tile);
+    const uint8_t *packed = tile_of(e, w, tile, s);
     const int sums = x->n * (x->rest ? 2 : 1);
     if (x->kind == MT_BUF_Q8 && sums <= e->kernels->direct_cols) {
         const mt_q8_block *rows[MT_DIRECT_COLS];

@@ -9,6 +9,29 @@
 /* The four columns of a group in one row are a word, and rows are neighbours as in formats.h. */
 typedef uint32_t code_words[2][8][16]; /* [half][column group][row] */
 
+typedef uint32_t four_words __attribute__((vector_size(16)));
+
+MT_ALWAYS four_words low_pairs(four_words a, four_words b) {
+    return (four_words){a[0], b[0], a[1], b[1]};
+}
+MT_ALWAYS four_words high_pairs(four_words a, four_words b) {
+    return (four_words){a[2], b[2], a[3], b[3]};
+}
+
+/* Four rows of four words become four words of each column. */
+MT_ALWAYS void turn_words(const uint8_t *row, size_t stride, uint32_t *out, size_t out_stride) {
+    four_words a, b, c, d;
+    memcpy(&a, row, 16);
+    memcpy(&b, row + stride, 16);
+    memcpy(&c, row + 2 * stride, 16);
+    memcpy(&d, row + 3 * stride, 16);
+    const four_words ac = low_pairs(a, c), bd = low_pairs(b, d);
+    const four_words ca = high_pairs(a, c), db = high_pairs(b, d);
+    const four_words turned[] = {low_pairs(ac, bd), high_pairs(ac, bd), low_pairs(ca, db),
+                                 high_pairs(ca, db)};
+    for (int i = 0; i < 4; i++) memcpy(out + (size_t)i * out_stride, &turned[i], 16);
+}
+
 /* A plane of `width` bits of every code, from bit `from` on: so many vectors a half as bits. Returns
  * what follows it. */
 MT_ALWAYS uint8_t *put_plane(code_words w, int width, int from, uint8_t *out) {
@@ -27,8 +50,9 @@ MT_ALWAYS uint8_t *put_plane(code_words w, int width, int from, uint8_t *out) {
 
 static void put_codes(int kind, const mt_raw_block *b, uint8_t *out) {
     code_words w;
-    for (int r = 0; r < MT_TILE_ROWS; r++)
-        for (int g = 0; g < 8; g++) memcpy(&w[r / 16][g][r % 16], b->code[r] + 4 * g, 4);
+    for (int r = 0; r < MT_TILE_ROWS; r += 4)
+        for (int g = 0; g < 8; g += 4)
+            turn_words(b->code[r] + 4 * g, MT_BLOCK, &w[r / 16][g][r % 16], 16);
     switch (kind) {
     case MT_CODES_N4: put_plane(w, 4, 0, out); break;
     case MT_CODES_N4H1: put_plane(w, 1, 4, put_plane(w, 4, 0, out)); break;
@@ -65,7 +89,11 @@ static void note_fault(tile_fault *fault, int row, int64_t col) {
 /* A half is NaN or infinite where its exponent is all ones, an exponent alone where it is. */
 static void check_scales(const mt_layout *f, const mt_raw_block *b, int64_t col,
                          tile_fault *fault) {
+    int bad = 0; /* mostly none is, which takes no branch for each */
     for (int r = 0; r < MT_TILE_ROWS; r++)
+        bad |= ((b->d[r] & 0x7c00) == 0x7c00) | ((b->m[r] & 0x7c00) == 0x7c00) |
+               (b->s[0][r] == MT_BAD_EXPONENT);
+    for (int r = 0; bad && r < MT_TILE_ROWS; r++)
         if ((b->d[r] & 0x7c00) == 0x7c00 || (b->m[r] & 0x7c00) == 0x7c00 ||
             (f->scales == MT_SCALES_E && b->s[0][r] == MT_BAD_EXPONENT))
             note_fault(fault, r, col);
@@ -111,7 +139,11 @@ static void pack_block_tile(const mt_layout *f, const uint16_t *codebook, const 
                             int64_t cols, int n_rows, uint8_t *out, tile_fault *fault) {
     const size_t row_bytes = (size_t)(cols / f->raw_block * f->raw_bytes);
     mt_raw_block values = {0};
-    for (int64_t b = 0; b < cols / MT_BLOCK; b++) {
+    /* 32 rows are more streams than a core foresees: the next tile is fetched in order, in shares */
+    const uint8_t *ahead = raw + (size_t)n_rows * row_bytes;
+    const size_t share = (size_t)n_rows * row_bytes / (size_t)(cols / MT_BLOCK);
+    for (int64_t b = 0; b < cols / MT_BLOCK; b++, ahead += share) {
+        for (size_t i = 0; i < share; i += 64) __builtin_prefetch(ahead + i, 0, 2);
         uint8_t *block = out + mt_block_offset(f, b);
         mt_read_block(f, codebook, raw, row_bytes, n_rows, b, &values);
         put_codes(f->codes, &values, block);

@@ -8,7 +8,7 @@
 /* Q4_K and Q5_K: eight 6-bit scales and minima in 12 bytes. Bytes 0-3 hold the scales 0-3 and
  * bytes 4-7 the minima 0-3 in their low 6 bits; bytes 8-11 hold the low nibbles of scale and
  * minimum 4-7, whose two top bits sit in bits 6-7 of bytes 0-3 and 4-7. */
-static void six_bit_pair(const uint8_t *p, int j, uint8_t *scale, uint8_t *min) {
+MT_ALWAYS void six_bit_pair(const uint8_t *p, int j, uint8_t *scale, uint8_t *min) {
     if (j < 4) {
         *scale = p[j] & 63;
         *min = p[j + 4] & 63;
@@ -43,14 +43,14 @@ MT_ALWAYS void set_split_codes(const uint8_t *p, int shift, uint8_t mask, const 
     }
 }
 
-static void nibbles(const uint8_t *q, uint8_t *code) {
+MT_ALWAYS void nibbles(const uint8_t *q, uint8_t *code) {
     set_codes(q, 16, 0, 15, code);
     set_codes(q, 16, 4, 15, code + 16);
 }
 
 /* Bit i of the mask counts 16 in code i: eight copies of a byte keep a bit each, and adding 127
  * carries what is left to their top. */
-static void add_fifth_bits(const uint8_t *mask, uint8_t *code) {
+MT_ALWAYS void add_fifth_bits(const uint8_t *mask, uint8_t *code) {
     for (int i = 0; i < 4; i++) {
         const uint64_t own = EACH_BYTE * mask[i] & 0x8040201008040201u;
         const uint64_t bits =
@@ -60,7 +60,7 @@ static void add_fifth_bits(const uint8_t *mask, uint8_t *code) {
 }
 
 /* Blocks of 32 behind their own scale. */
-static void read_small(int format, const uint8_t *p, int row, mt_raw_block *b) {
+MT_ALWAYS void read_small(int format, const uint8_t *p, int row, mt_raw_block *b) {
     uint8_t *code = b->code[row];
     if (format == MT_MXFP4) { /* values are twice as large; the least two exponents become 0 */
         nibbles(p + 1, code);
@@ -76,7 +76,10 @@ static void read_small(int format, const uint8_t *p, int row, mt_raw_block *b) {
     case MT_Q5_0: nibbles(p + 6, code), add_fifth_bits(p + 2, code); break;
     case MT_Q5_1: nibbles(p + 8, code), add_fifth_bits(p + 4, code); break;
     default: /* Q8_0 */
-        for (int i = 0; i < 32; i++) code[i] = (uint8_t)(p[2 + i] ^ 0x80);
+        for (int i = 0; i < 32; i += 8) {
+            const uint64_t bits = bits_of(p + 2 + i, 0, 255) ^ EACH_BYTE * 0x80;
+            memcpy(code + i, &bits, 8);
+        }
     }
 }
 
@@ -93,7 +96,7 @@ static void read_digits(const uint8_t *p, int j, uint8_t *code) {
 }
 
 /* Sub-block j (0..7) of a super-block of 256. */
-static void read_super(int format, const uint8_t *p, int j, int row, mt_raw_block *b) {
+MT_ALWAYS void read_super(int format, const uint8_t *p, int j, int row, mt_raw_block *b) {
     uint8_t *code = b->code[row];
     const int run = j / 4, pair = j & 3; /* 128 columns share 32 bytes of 2-bit codes */
     switch (format) {
@@ -147,14 +150,35 @@ static void read_super(int format, const uint8_t *p, int j, int row, mt_raw_bloc
     }
 }
 
+/* A loop of its own for each format, which is then known inside it. */
+#define EACH_ROW(read)                                                                             \
+    for (int r = 0; r < n_rows; r++, p += row_bytes) read;                                         \
+    break
+#define SMALL(format)                                                                              \
+    case format: EACH_ROW(read_small(format, p, r, b))
+#define SUPER(format)                                                                              \
+    case format: EACH_ROW(read_super(format, p, j, r, b))
+
 void mt_read_block(const mt_layout *f, const uint16_t *codebook, const uint8_t *rows,
                    size_t row_bytes, int n_rows, int64_t block, mt_raw_block *b) {
-    const int64_t at = block / (f->raw_block / MT_BLOCK) * f->raw_bytes;
-    for (int r = 0; r < n_rows; r++, rows += row_bytes)
-        if (f->raw_block == MT_BLOCK)
-            read_small(f->format, rows + at, r, b);
-        else if (mt_has_codebook(f))
-            mt_read_vectors(f->format, codebook, rows + at, (int)(block & 7), r, b);
-        else
-            read_super(f->format, rows + at, (int)(block & 7), r, b);
+    const uint8_t *p = rows + block / (f->raw_block / MT_BLOCK) * f->raw_bytes;
+    const int j = (int)(block & 7);
+    switch (f->format) {
+        SMALL(MT_Q4_0);
+        SMALL(MT_Q4_1);
+        SMALL(MT_Q5_0);
+        SMALL(MT_Q5_1);
+        SMALL(MT_Q8_0);
+        SMALL(MT_IQ4_NL);
+        SMALL(MT_MXFP4);
+        SUPER(MT_Q2_K);
+        SUPER(MT_Q3_K);
+        SUPER(MT_Q4_K);
+        SUPER(MT_Q5_K);
+        SUPER(MT_Q6_K);
+        SUPER(MT_TQ1_0);
+        SUPER(MT_TQ2_0);
+        SUPER(MT_IQ4_XS);
+    default: EACH_ROW(mt_read_vectors(f->format, codebook, p, j, r, b));
+    }
 }

@@ -1,6 +1,7 @@
 /* Places every weight in one huge-page buffer, where all threads pack matrices, and those of experts in
- * one that is taken little by little where they are packed when first used. Owns the order of tiles and
- * which bad value is told; what a tile looks like is pack.c. */
+ * one that is taken little by little where they are packed when first used. Matrices that stay in the
+ * file are only looked at. Owns the order of tiles and which bad value is told; what a tile looks like
+ * is pack.c. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,6 +20,8 @@ enum { PACK_RUN = 16 };
 typedef struct {
     mt_engine *e;
     const mt_tensor *tensors;
+    uint8_t *spare; /* (n_threads, spare_bytes): tiles that are looked at and not kept */
+    size_t spare_bytes;
     atomic_llong next; /* tiles of all matrices, in order */
     atomic_llong bad;  /* the first one found to hold a bad value, or n_tiles */
     int64_t n_tiles;
@@ -26,15 +29,16 @@ typedef struct {
 
 /* Tiles [first, stop) of tensor t. Returns the first that does not hold only finite values, and in
  * `bad` where; else stop. */
-static int64_t pack_part(const pack_job *job, int32_t t, int64_t first, int64_t stop,
+static int64_t pack_part(const pack_job *job, int32_t t, int64_t first, int64_t stop, int thread,
                          mt_bad_value *bad) {
     const mt_weight *w = &job->e->weights[t];
     const mt_tensor *from = &job->tensors[t];
+    const size_t packed = w->packed ? mt_tile_bytes(w->layout, w->cols) : 0;
+    uint8_t *to = w->packed ? w->packed : job->spare + (size_t)thread * job->spare_bytes;
     int64_t i = first;
     *bad = (mt_bad_value){.tensor = t};
-    while (i < stop && mt_pack_tile(w->layout, from, i,
-                                    w->packed + (size_t)i * mt_tile_bytes(w->layout, w->cols),
-                                    &bad->row, &bad->col))
+    while (i < stop &&
+           mt_pack_tile(w->layout, from, i, to + (size_t)i * packed, &bad->row, &bad->col))
         i++;
     const size_t tile = (size_t)(from->n_bytes / w->rows) * MT_TILE_ROWS;
     const size_t at = (size_t)first * tile, end = (size_t)stop * tile, all = (size_t)from->n_bytes;
@@ -44,7 +48,8 @@ static int64_t pack_part(const pack_job *job, int32_t t, int64_t first, int64_t 
 }
 
 /* The same for tiles of all. */
-static int64_t pack_some(const pack_job *job, int64_t first, int64_t stop, mt_bad_value *bad) {
+static int64_t pack_some(const pack_job *job, int64_t first, int64_t stop, int thread,
+                         mt_bad_value *bad) {
     int64_t start = 0; /* of tensor t */
     for (int32_t t = 0; first < stop; start += job->e->weights[t++].n_tiles) {
         const int64_t end = start + job->e->weights[t].n_tiles, here = end < stop ? end : stop;
@@ -53,7 +58,7 @@ static int64_t pack_some(const pack_job *job, int64_t first, int64_t stop, mt_ba
             first = here;
             continue;
         }
-        const int64_t reached = start + pack_part(job, t, first - start, here - start, bad);
+        const int64_t reached = start + pack_part(job, t, first - start, here - start, thread, bad);
         if (reached < here) return reached;
         first = here;
     }
@@ -61,12 +66,11 @@ static int64_t pack_some(const pack_job *job, int64_t first, int64_t stop, mt_ba
 }
 
 static void pack_tiles(void *raw, int thread) {
-    (void)thread;
     pack_job *job = raw;
     mt_bad_value where;
     for (long long i; (i = atomic_fetch_add(&job->next, PACK_RUN)) < job->n_tiles;) {
         const int64_t stop = i + PACK_RUN < job->n_tiles ? i + PACK_RUN : job->n_tiles;
-        const int64_t reached = pack_some(job, i, stop, &where);
+        const int64_t reached = pack_some(job, i, stop, thread, &where);
         if (reached == stop) continue;
         long long first = atomic_load(&job->bad);
         while (reached < first && !atomic_compare_exchange_weak(&job->bad, &first, reached))
@@ -76,10 +80,13 @@ static void pack_tiles(void *raw, int thread) {
 
 static int32_t pack_matrices(pack_job *job, mt_bad_value *bad, char *err) {
     atomic_store(&job->bad, job->n_tiles);
+    job->spare = mt_big_alloc((size_t)job->e->n_threads * job->spare_bytes);
+    if (!job->spare) return mt_fail(err, "no memory for %zu bytes of tiles", job->spare_bytes);
     mt_pool_run(job->e->pool, pack_tiles, job);
     const int64_t first = atomic_load(&job->bad);
+    if (first < job->n_tiles) pack_some(job, first, first + 1, 0, bad); /* again, for the place */
+    mt_big_free(job->spare, (size_t)job->e->n_threads * job->spare_bytes);
     if (first == job->n_tiles) return 0;
-    pack_some(job, first, first + 1, bad); /* once more, for the place */
     return mt_fail(err, "tensor %d is not finite at row %lld, column %lld", bad->tensor,
                    (long long)bad->row, (long long)bad->col);
 }
@@ -138,6 +145,12 @@ int32_t mt_load_weights(mt_engine *e, const mt_plan *p, mt_bad_value *bad, char 
         if ((t->flags & MT_TENSOR_STAYS) && layout) {
             w->layout = layout;
             w->stored = *t;
+        } else if ((t->flags & MT_TENSOR_RAW) && mt_is_matrix(p, i)) {
+            w->layout = layout;
+            w->stored = *t;
+            w->n_tiles = (t->rows + MT_TILE_ROWS - 1) / MT_TILE_ROWS;
+            const size_t tile = mt_aligned(mt_tile_bytes(layout, t->cols));
+            if (tile > job.spare_bytes) job.spare_bytes = tile;
         } else if (mt_is_matrix(p, i)) {
             w->layout = layout;
             w->n_tiles = (t->rows + MT_TILE_ROWS - 1) / MT_TILE_ROWS;

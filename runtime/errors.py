@@ -10,6 +10,7 @@ __all__ = [
     "FileFormatError",
     "MartletError",
     "ModelError",
+    "NotEnoughMemory",
     "QueueFull",
     "RequestError",
     "UnsupportedError",
@@ -40,6 +41,15 @@ class QueueFull(MartletError):
         super().__init__(message)
         self.unfinished = unfinished
         self.limit = limit
+
+
+class NotEnoughMemory(MartletError):
+    """Loading would take more than the system has left. Nothing was loaded."""
+
+    def __init__(self, message: str, *, needed_bytes: int, available_bytes: int) -> None:
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
+        self.available_bytes = available_bytes
 
 
 class ModelError(MartletError):

@@ -75,6 +75,8 @@ class MemoryEstimate:
     attention: str
     weights_mapped: int
     weights_packed: int
+    weights_raw: int
+    """What is held without a packed copy: vectors. Matrices are read in the file."""
     weights_late: int
     """Of them, of experts: with mmap_experts none of it before a row chooses them."""
     kv_lower: int
@@ -157,6 +159,7 @@ def estimate(
         attention=attention_kind(plan),
         weights_mapped=weights_mapped,
         weights_packed=packed,
+        weights_raw=weight_bytes(plan, repack=False),
         weights_late=late_bytes(plan),
         kv_lower=sequences * kv_lower_bytes(plan, context, kv_type),
         kv_pool=pool_bytes(n_blocks),
@@ -174,8 +177,16 @@ def aligned(n_bytes: int) -> int:
     return -(-n_bytes // ALIGNMENT) * ALIGNMENT
 
 
-def weight_bytes(plan: Plan) -> int:
-    return sum(aligned(_tensor_bytes(tensor)) for tensor in plan.tensors if not tensor.stays)
+def weight_bytes(plan: Plan, repack: bool = True) -> int:
+    """repack: matrices are packed; else they stay in the file."""
+    stay = set() if repack else matrices(plan)
+    held = (t for at, t in enumerate(plan.tensors) if not t.stays and at not in stay)
+    return sum(aligned(_tensor_bytes(tensor)) for tensor in held)
+
+
+def matrices(plan: Plan) -> set[int]:
+    """Those that products read, by place among the tensors."""
+    return {at for at, t in enumerate(plan.tensors) if t.values is None and len(t.shape) > 1}
 
 
 def late_bytes(plan: Plan) -> int:
@@ -217,16 +228,17 @@ def kv_lower_bytes(plan: Plan, context: int, kv_type: KvType) -> int:
     )
 
 
-def arena_bytes(plan: Plan, pool_tokens: int, n_threads: int) -> int:
+def arena_bytes(plan: Plan, pool_tokens: int, n_threads: int, repack: bool = True) -> int:
     widest = max((buffer.width for buffer in plan.buffers), default=0)
-    per_thread = THREAD_BYTES + 4 * widest + gathered_bytes(plan) + file_tile_bytes(plan)
+    per_thread = THREAD_BYTES + 4 * widest + gathered_bytes(plan) + file_tile_bytes(plan, repack)
     return aligned(plan.arena_bytes) + split_bytes(plan, pool_tokens) + n_threads * per_thread
 
 
-def file_tile_bytes(plan: Plan) -> int:
-    """A packed row of the widest table that stays in the file."""
-    tiles = (replace(t, shape=(1, t.shape[-1])) for t in plan.tensors if t.stays)
-    return max(map(_tensor_bytes, tiles), default=0)
+def file_tile_bytes(plan: Plan, repack: bool = True) -> int:
+    """A packed tile of the widest matrix or table that stays in the file."""
+    stay = [t for t in plan.tensors if t.stays]
+    stay += [] if repack else [plan.tensors[at] for at in matrices(plan)]
+    return max((_tensor_bytes(replace(t, shape=(1, t.shape[-1]))) for t in stay), default=0)
 
 
 def gathered_bytes(plan: Plan) -> int:

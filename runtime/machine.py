@@ -16,8 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path("/")
-# Cores with less than this share of the strongest core's capacity would hold the others up.
+# Cores with less than this share of the strongest core's capacity are left out unless asked for:
+# work is dealt out by speed, but where memory binds they add little.
 STRONG_SHARE = 0.6
+# Where the kernel says what a core can do: by capacity, else by clock, which says less.
+CAPACITY_FILES = ("cpu_capacity", "cpufreq/cpuinfo_max_freq")
 
 
 @dataclass(frozen=True)
@@ -29,8 +32,8 @@ class ThreadChoice:
 def choose_threads(requested: int | None = None, *, root: Path = ROOT) -> ThreadChoice:
     """Physical performance cores, within the affinity mask, at most the cgroup's quota.
 
-    A second thread on one core shares its execution units, a slow core makes fast ones wait at
-    every barrier, and threads beyond a quota are stopped in the middle of a step.
+    A second thread on one core shares its execution units, a slow core adds little, and threads
+    beyond a quota are stopped in the middle of a step.
     """
     cpus = allowed_cpus()
     if requested is not None:
@@ -41,6 +44,9 @@ def choose_threads(requested: int | None = None, *, root: Path = ROOT) -> Thread
     strong = performance_cpus(cpus, root)
     count = len(physical_cores(strong, root))
     reason = f"{count} physical performance cores among {len(cpus)} allowed CPUs"
+    if len(strong) < len(cpus):
+        n_all = len(physical_cores(cpus, root))
+        reason += f", without {len(cpus) - len(strong)} slower ones (--threads {n_all}: with them)"
     quota = cpu_quota(root)
     if quota is not None and max(1, int(quota)) < count:
         return ThreadChoice(max(1, int(quota)), f"CPU quota of {quota:g} below {reason}")
@@ -58,10 +64,19 @@ def performance_cpus(cpus: list[int], root: Path) -> list[int]:
     hybrid = read(root / "sys/devices/cpu_core/cpus")  # x86 with two kinds of cores
     if hybrid is not None:
         return sorted(set(cpus) & set(cpu_list(hybrid))) or cpus
-    capacities = {cpu: read(cpu_folder(root, cpu) / "cpu_capacity") for cpu in cpus}  # ARM
-    known = {cpu: int(text) for cpu, text in capacities.items() if text is not None}
-    strongest = max(known.values(), default=0)
-    return [cpu for cpu in cpus if known.get(cpu, strongest) >= STRONG_SHARE * strongest]
+    known = capacities(cpus, root)
+    return [cpu for cpu in cpus if known.get(cpu, 1.0) >= STRONG_SHARE]
+
+
+def capacities(cpus: list[int], root: Path) -> dict[int, float]:
+    """What each CPU can do, of what the strongest can; empty where the kernel does not tell."""
+    for name in CAPACITY_FILES:
+        texts = {cpu: read(cpu_folder(root, cpu) / name) or "" for cpu in cpus}
+        known = {cpu: int(text) for cpu, text in texts.items() if text.isdigit() and int(text)}
+        if known:
+            strongest = max(known.values())
+            return {cpu: value / strongest for cpu, value in known.items()}
+    return {}
 
 
 def physical_cores(cpus: Iterable[int], root: Path) -> set[str]:
@@ -94,30 +109,54 @@ def cpu_quota(root: Path = ROOT) -> float | None:
 
 @dataclass(frozen=True)
 class Memory:
+    """total_bytes is 0 where the system does not tell."""
+
     total_bytes: int
     available_bytes: int
     """What can be taken without swapping, the cgroup's limit included."""
+    swap_bytes: int = 0
+    """Free for what does not fit. A cgroup's limit is taken to leave none."""
+    is_measured: bool = True
+    """False: available_bytes is a guess on the safe side."""
+
+    @property
+    def most_bytes(self) -> int:
+        """Beyond this, a system that keeps its promises has nothing left."""
+        return self.available_bytes + self.swap_bytes if self.is_measured else self.total_bytes
 
 
 def memory(root: Path = ROOT) -> Memory:
     if sys.platform == "darwin":
         total = sysctl("hw.memsize")
-        return Memory(total, total // 2)  # no cheap honest figure; half is rarely too much
+        # No cheap honest figure; half is rarely too much.
+        return Memory(total, total // 2, is_measured=False)
     if sys.platform == "win32":
         return windows_memory()
     lines = (read(root / "proc/meminfo") or "").splitlines()
     kib = {line.split(":")[0]: int(line.split()[1]) for line in lines if len(line.split()) > 1}
     total, available = kib.get("MemTotal", 0) << 10, kib.get("MemAvailable", 0) << 10
+    swap = kib.get("SwapFree", 0) << 10
     for folder in cgroup_folders(root, "memory"):
         for limit, used in (
             ("memory.max", "memory.current"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes"),
         ):
             both = [read(folder / limit) or "", read(folder / used) or ""]
-            if all(part.isdigit() for part in both):
-                total = min(total, int(both[0]))
-                available = min(available, max(0, int(both[0]) - int(both[1])))
-    return Memory(total, available)
+            if not all(part.isdigit() for part in both) or int(both[0]) >= total:
+                continue  # "max", or what version 1 says for it
+            total, swap = int(both[0]), 0
+            left = int(both[0]) - int(both[1]) + reclaimable_bytes(folder)
+            available = min(available, max(0, left))
+    return Memory(total, available, swap)
+
+
+def reclaimable_bytes(cgroup: Path) -> int:
+    """Pages of files that are counted as used and go when memory is asked for."""
+    words = [line.split() for line in (read(cgroup / "memory.stat") or "").splitlines()]
+    counts = {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdigit()}
+    # Version 1 has the sums over groups inside under other names.
+    names = ("inactive_file", "active_file")
+    return sum(counts.get(f"total_{name}", counts.get(name, 0)) for name in names)
 
 
 def resident_bytes(root: Path = ROOT) -> int:

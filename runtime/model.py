@@ -18,8 +18,9 @@ from .config import ModelConfig
 from .draft_words import ChoiceOfWords, Words
 from .errors import FileFormatError, RequestError, UnsupportedError
 from .executors import Executor
-from .executors.choice import create_executor
-from .machine import memory
+from .executors.choice import create_executor, likely_executor
+from .machine import choose_threads, memory
+from .memory_fit import Need, choose_repack, need_of
 from .models import record_nextn, record_plan, unused_tensors
 from .ops import BufferKind, KvType
 from .plan import Plan
@@ -63,11 +64,9 @@ class Model:
     @property
     def kv_bytes(self) -> int:
         """Size of the KV pool, states of recurrent layers included."""
-        full, windowed = self.plan.kv_group_bytes(self.kv_type)
-        executor = self.executor
-        per_slot = executor.n_blocks * full + executor.n_window_blocks * windowed
-        state_bytes = self.plan.state_bytes + executor.n_guesses * self.plan.guess_bytes
-        return per_slot * executor.block_tokens + executor.n_states * state_bytes
+        of = self.executor
+        sizes = (of.n_blocks * of.block_tokens, of.n_window_blocks * of.block_tokens, of.n_states)
+        return pool_bytes(self.plan, self.kv_type, *sizes, of.n_guesses)
 
     def close(self) -> None:
         for executor in (*self._others, self.executor):
@@ -92,6 +91,7 @@ class Model:
             n_threads=getattr(main, "n_threads", None),
             isa=getattr(main, "isa", None),
             kv_type=self.kv_type,
+            repack=getattr(main, "repack", None),
         )
         self._others.append(executor)
         self.file.drop_pages()
@@ -121,6 +121,7 @@ def load_model(
     words: ChoiceOfWords | None = None,
     trace: TraceFile | None = None,
     mmap_experts: bool = False,
+    repack: bool | None = None,
 ) -> Model:
     """Opens a GGUF file (or the set of a shard).
 
@@ -130,8 +131,10 @@ def load_model(
     window keep little more than it, as engines run them. False for those who lay out steps
     themselves; guesses: rows of a sequence and step that recurrent layers can take back;
     adapters: which requests can ask for; words: chooses the tokens that logits are of, for models
-    that guess what others say; trace: where steps are written down; mmap_experts: experts
-    take memory when they are first chosen (native executor).
+    that guess what others say; trace: where steps are written down; mmap_experts: experts take
+    memory when they are first chosen; repack: hold a packed copy of the weights, which is
+    faster, or read them from the mapped file (both: native executor). None: hold one if it fits.
+    Raises NotEnoughMemory before anything is taken that is not there.
     """
     file = GGUFFile.open(path)
     opened: list[Adapter] = []
@@ -171,11 +174,28 @@ def load_model(
             gives_back=gives_back,
             guesses=guesses,
         )
+        if likely_executor(executor)[1] == "native":
+            guessing = None
+            if guesses and config.nextn:  # with logits of all tokens: at most that
+                guessing = record_nextn(config, StoredWeights(file.tensors), max_rows)
+            need = pool.need(
+                plan,
+                guessing,
+                block_tokens,
+                kv_type,
+                guesses,
+                n_threads=choose_threads(threads).count,
+                mmap_experts=mmap_experts,
+            )
+            repack, why = choose_repack(need, memory(), repack, file_bytes=file.n_bytes)
+            if why:
+                _LOG.warning("%s", why)
         runner, reason = create_executor(
             executor,
             plan,
             weights,
             block_tokens=block_tokens,
+            repack=repack,
             n_blocks=pool.n_blocks,
             n_window_blocks=pool.n_window_blocks,
             n_states=pool.n_states,
@@ -185,13 +205,17 @@ def load_model(
             isa=isa,
             kv_type=kv_type,
         )
-        if mmap_experts and not hasattr(runner, "late_bytes"):
+        asked = {"mmap_experts": mmap_experts, "no-repack": repack is False}
+        if any(asked.values()) and not hasattr(runner, "late_bytes"):
+            options = " and ".join(name for name, is_asked in asked.items() if is_asked)
             raise UnsupportedError(
-                f"executor {runner.name} holds all weights: leave mmap_experts out, or get the "
+                f"executor {runner.name} holds all weights: leave {options} out, or get the "
                 "native executor (`martlet doctor` says what it lacks)"
             )
         for source in (file, *(adapter.file for adapter in opened)):
             source.drop_pages()  # packed by now; those of a table that is still read come back
+        if not getattr(runner, "repack", True):
+            reason += "; weights as they stand in the file, with no packed copy"
     except BaseException:
         for source in (file, *(adapter.file for adapter in opened)):
             source.close()
@@ -220,6 +244,37 @@ class PoolSize:
     n_states: int | None = None
     """Sequences whose recurrent states have room; None: no layer is recurrent."""
 
+    def need(
+        self,
+        plan: Plan,
+        nextn: Plan | None,
+        block_tokens: int,
+        kv_type: KvType,
+        guesses: int,
+        *,
+        n_threads: int,
+        mmap_experts: bool = False,
+    ) -> Need:
+        """What a model with this pool takes; nextn: its own block that guesses, if that is used."""
+        n_windowed = self.n_blocks if self.n_window_blocks is None else self.n_window_blocks
+        n_tokens = self.n_blocks * block_tokens
+        sizes = (n_tokens, n_windowed * block_tokens, self.n_states or 0, guesses)
+        held = pool_bytes(plan, kv_type, *sizes)
+        need = need_of(plan, held, n_tokens, n_threads, mmap_experts)
+        if nextn is None:
+            return need
+        own = pool_bytes(nextn, kv_type, n_tokens, n_tokens, 0, 0)  # it has no window of its own
+        return need + need_of(nextn, own, n_tokens, n_threads)
+
+
+def pool_bytes(
+    plan: Plan, kv_type: KvType, n_tokens: int, n_windowed: int, n_states: int, n_guesses: int
+) -> int:
+    """Keys and values of so many tokens, in layers with a window of n_windowed, and states."""
+    full, windowed = plan.kv_group_bytes(kv_type)
+    state_bytes = plan.state_bytes + n_guesses * plan.guess_bytes
+    return n_tokens * full + n_windowed * windowed + n_states * state_bytes
+
 
 def size_pool(
     plan: Plan,
@@ -246,14 +301,14 @@ def size_pool(
     def n_parts(n_blocks: int) -> int:
         return parts_of_pool(n_blocks, blocks_per_context, window, block_tokens, plan.max_rows)
 
-    def pool_bytes(n_blocks: int) -> int:
+    def held_bytes(n_blocks: int) -> int:
         return n_blocks * full_bytes + n_parts(n_blocks) * window_bytes
 
     if kv_bytes is None:
         free_bytes = memory().available_bytes if free_bytes is None else free_bytes
         # Encoders keep nothing: what one step computes, and a block more for each of its texts.
         n_sequences = 2 if plan.sees_ahead else _DEFAULT_SEQUENCES
-        wanted_bytes = pool_bytes(n_sequences * blocks_per_context)
+        wanted_bytes = held_bytes(n_sequences * blocks_per_context)
         wanted_bytes += _MOST_STATES * state_bytes
         kv_bytes = min(free_bytes // _KV_SHARE, wanted_bytes)
     n_states = None
@@ -267,10 +322,10 @@ def size_pool(
             )
         kv_bytes -= n_states * state_bytes
     most = kv_bytes // max(full_bytes, 1)
-    n_blocks = bisect_right(range(most + 1), kv_bytes, key=pool_bytes) - 1
+    n_blocks = bisect_right(range(most + 1), kv_bytes, key=held_bytes) - 1
     if n_blocks < (blocks_per_context if context else 1):
         raise RequestError(
-            f"a context of {wanted} tokens needs {pool_bytes(blocks_per_context)} bytes of "
+            f"a context of {wanted} tokens needs {held_bytes(blocks_per_context)} bytes of "
             f"KV pool, {kv_bytes} are allowed; ask for a shorter context or set kv_bytes",
             field="context",
         )

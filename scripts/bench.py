@@ -38,6 +38,7 @@ def bench(
     isa: IsaOption = None,
     step_rows: StepRowsOption = 256,
     read_mb: ReadMbOption = None,
+    repack: options.RepackOption = None,
     trace: options.TraceOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -49,7 +50,7 @@ def bench(
     from martlet.scripts.tracing import open_trace
 
     cases = cases_of(prefill, decode, batch, depth)
-    chosen = Options(executor.value, threads, isa, step_rows, mega(read_mb))
+    chosen = Options(executor.value, threads, isa, step_rows, mega(read_mb), repack)
     machine = machine_conditions()  # before we load it ourselves
     with open_trace(trace) as written, open_bench(model, cases, chosen, written) as opened:
         results = measure(opened.bench, opened.plan, cases, opened.limits, repeat, tell)

@@ -39,6 +39,7 @@ class Options:
     isa: str | None = None
     step_rows: int = 256
     buffer_bytes: int | None = None  # of the read limit; None: as large as memory comfortably has
+    repack: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ def open_bench(
         "context": room.positions,
         "kv_bytes": pool_bytes(plan_of_file(path, options.step_rows), room),
         "trace": trace,
+        "repack": options.repack,
         "gives_back": False,  # steps are laid out here, over whole contexts
         "guesses": 0,
     }

@@ -96,7 +96,8 @@ def advice(report: dict[str, Any]) -> list[str]:
     available = memory().available_bytes
     if available < SCARCE_BYTES:
         said.append(
-            f"only {available >> 20} MiB of memory are free; `martlet estimate` says what fits"
+            f"only {available >> 20} MiB of memory are free; `martlet estimate` says what fits, "
+            "--no-repack and a small --kv-bytes take less (docs/small-machines.md)."
         )
     if read(Path("/sys/kernel/mm/transparent_hugepage/enabled")).endswith("[never]"):
         said.append(

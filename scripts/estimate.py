@@ -13,11 +13,15 @@ from martlet.scripts.console import byte_progress, print_json
 from martlet.scripts.models import find_model
 
 if TYPE_CHECKING:
+    from martlet.quant.gguf_file import GGUFFile
+    from martlet.runtime.config import ModelConfig
     from martlet.runtime.estimate import MemoryEstimate
+    from martlet.runtime.plan import Plan
 
 LINES = (
     ("weights in the file", "weights_mapped", "mapped while loading, then given back"),
     ("weights packed", "weights_packed", "for the native executor"),
+    ("without packing", "weights_raw", "with --no-repack; the mapped file is read instead"),
     ("of them experts", "weights_late", "with --mmap-experts only those that tokens chose"),
     ("keys and values, least", "kv_lower", "what attention can still see: {attention}"),
     ("keys and values, pool", "kv_pool", "allocated: {sequences} x {context} tokens"),
@@ -63,21 +67,14 @@ def estimate_file(
 ) -> MemoryEstimate:
     from martlet.quant.gguf_file import GGUFFile
     from martlet.runtime import estimate as formulas
-    from martlet.runtime.config import ModelConfig
     from martlet.runtime.engine import Engine  # noqa: F401  # counts as part of the process
     from martlet.runtime.executors.native import Library, NativeUnavailable
     from martlet.runtime.machine import choose_threads, memory, resident_bytes
-    from martlet.runtime.models import record_nextn, record_plan
     from martlet.runtime.ops import KvType
     from martlet.runtime.tokenizer import Tokenizer
-    from martlet.runtime.weights import StoredWeights
 
     with GGUFFile.open(path) as file:
-        shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
-        config = ModelConfig.from_metadata(file.metadata, shapes)
-        weights = StoredWeights(file.tensors)
-        plan = record_plan(config, weights, max_rows)
-        nextn = record_nextn(config, weights, max_rows) if config.nextn else None
+        config, plan, nextn = described(file, max_rows)
         tokenizer = Tokenizer.from_metadata(file.metadata)
         with contextlib.suppress(NativeUnavailable):  # the sizes hold for where it is built
             Library()
@@ -97,6 +94,18 @@ def estimate_file(
             available=memory().available_bytes,
             nextn=nextn,
         )
+
+
+def described(file: GGUFFile, max_rows: int) -> tuple[ModelConfig, Plan, Plan | None]:
+    """The plan of a file's model, and that of its own block that guesses further tokens."""
+    from martlet.runtime.config import ModelConfig
+    from martlet.runtime.models import record_nextn, record_plan
+    from martlet.runtime.weights import StoredWeights
+
+    shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
+    config, weights = ModelConfig.from_metadata(file.metadata, shapes), StoredWeights(file.tensors)
+    nextn = record_nextn(config, weights, max_rows) if config.nextn else None
+    return config, record_plan(config, weights, max_rows), nextn
 
 
 def show(found: MemoryEstimate) -> None:

@@ -163,6 +163,16 @@ MmapExpertsOption = Annotated[
 ]
 
 
+RepackOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--repack/--no-repack",
+        help="Hold a packed copy of the weights, or read them from the file: slower, in less "
+        "memory. The text stays the same. Default: the copy, if it fits.",
+    ),
+]
+
+
 @dataclass(frozen=True)
 class LoadOptions:
     """How a model is loaded, as every command that computes asks for it."""
@@ -172,6 +182,7 @@ class LoadOptions:
     kv_type: KvTypeOption = KvTypeName.f16
     activations: ActivationsOption = ActivationsName.int8
     mmap_experts: MmapExpertsOption = False
+    repack: RepackOption = None
 
     def over_contexts(self, n_ctx: int) -> dict[str, Any]:
         """For those who lay out steps themselves, over whole contexts of n_ctx tokens."""
@@ -185,6 +196,7 @@ class LoadOptions:
             "kv_type": self.kv_type.value,
             "activations": self.activations.value,
             "mmap_experts": self.mmap_experts,
+            "repack": self.repack,
             **others,
         }
 

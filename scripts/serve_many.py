@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from martlet.server.lifecycle import Lifecycle
     from martlet.server.shelf import Loaded, Place
 
+BLOCK_TOKENS = 32  # as load_model has it
 LATER_SHARD = re.compile(r"-(?!00001)\d{5}-of-\d{5}$")
 
 
@@ -88,14 +89,23 @@ def unload(name: str, stack: ExitStack) -> None:
     note(f"{name} unloaded")
 
 
-def memory_of(path: Path, arguments: dict[str, Any]) -> int:
-    """Bytes that loading takes: weights, keys and values, scratch."""
-    from martlet.scripts.estimate import estimate_file
+def memory_of(path: Path, arguments: dict[str, Any], max_rows: int = 256) -> int:
+    """Bytes that loading takes: weights, keys and values, states, what takes guesses back, the
+    model's own block that guesses, scratch. Without a packed copy weights are as in the file."""
+    from martlet.quant.gguf_file import GGUFFile
+    from martlet.runtime.machine import choose_threads
+    from martlet.runtime.model import size_pool
+    from martlet.runtime.ops import KvType
+    from martlet.runtime.speculation import most_guesses
+    from martlet.scripts.estimate import described
 
-    found = estimate_file(
-        str(path),
-        context=arguments["context"],
-        kv_type=arguments["kv_type"],
-        threads=arguments["threads"],
-    )
-    return found.weights_packed + found.arena + (arguments["kv_bytes"] or found.kv_pool)
+    kv_type = KvType[arguments["kv_type"].upper()]
+    guesses = most_guesses(arguments["speculate"])
+    with GGUFFile.open(path) as file:
+        config, plan, nextn = described(file, max_rows)
+        sizes = {"context": arguments["context"], "kv_bytes": arguments["kv_bytes"]}
+        pool = size_pool(plan, config, BLOCK_TOKENS, kv_type=kv_type, guesses=guesses, **sizes)
+        own = nextn if guesses else None
+        n_threads = choose_threads(arguments["threads"]).count
+        need = pool.need(plan, own, BLOCK_TOKENS, kv_type, guesses, n_threads=n_threads)
+        return need.raw_bytes + file.n_bytes if arguments["repack"] is False else need.packed_bytes

@@ -157,9 +157,11 @@ class NativeExecutor:
         n_states: int = 1,
         n_guesses: int = MOST_GUESSES,
         mmap_experts: bool = False,
+        repack: bool = True,
     ) -> None:
         """mmap_experts: weights of experts stay in the mapped file until a row first chooses them,
-        and take memory from then on."""
+        and take memory from then on. repack: keep a copy of matrices as products read them; without
+        it, each tile is laid out anew whenever it is used, and results are the same bits."""
         self.max_rows = plan.max_rows
         self.block_tokens = block_tokens
         self.n_blocks = n_blocks
@@ -182,8 +184,9 @@ class NativeExecutor:
         options = self._ffi.new("mt_options *", (*sizes, *slots))
         self._error = self._ffi.new("char[]", self._lib.MT_ERR_BYTES)
         self._stays: list[Any] = []  # what C reads for as long as it lives
-        late = plan.experts_alone() if mmap_experts else frozenset()
-        plan_c, keep = self._plan(plan, weights, late)
+        late = plan.experts_alone() if mmap_experts and repack else frozenset()
+        plan_c, keep = self._plan(plan, weights, late, repack)
+        self.repack = repack
         self._names = [(tensor.name, tensor.shape) for tensor in plan.tensors]
         bad = self._ffi.new("mt_bad_value *")
         self._engine = self._lib.mt_engine_create(plan_c, options, bad, self._error)
@@ -280,6 +283,11 @@ class NativeExecutor:
         self._lib.mt_engine_trace(self._live(), pointer)
         return self._spans
 
+    def slow_down(self, thread: int, times: float) -> None:
+        """From now on this thread idles after its work, `times` as long as that took: for
+        measurements of what unequal cores do."""
+        self._check(self._lib.mt_engine_slow_down(self._live(), thread, times, self._error))
+
     def close(self) -> None:
         if self._engine:
             self._lib.mt_engine_free(self._engine)
@@ -293,10 +301,10 @@ class NativeExecutor:
     # -- handing over -----------------------------------------------------------------------
 
     def _plan(
-        self, plan: Plan, weights: WeightSource, late: frozenset[int]
+        self, plan: Plan, weights: WeightSource, late: frozenset[int], repack: bool = True
     ) -> tuple[Any, list[Any]]:
         """The mt_plan, and what must stay alive while C reads it. late: tensors to be packed when
-        they are first used, if they are in a mapped file."""
+        they are first used, if they are in a mapped file; repack: whether others are packed."""
         new, cast = self._ffi.new, self._ffi.from_buffer
         ops, buffers, kv_layers = plan.op_records(), plan.buffer_records(), plan.kv_records()
         states, inputs = (np.array(n, np.int32) for n in (plan.states, plan.inputs))
@@ -307,11 +315,15 @@ class NativeExecutor:
             data = cast(values)
             record.format, record.n_bytes, record.data = fmt, values.nbytes, data
             record.flags = self._lib.MT_TENSOR_MAPPED if _is_file_map(values) else 0
+            lib, is_matrix = self._lib, tensor.values is None and len(tensor.shape) > 1
             if tensor.stays:
-                record.flags = self._lib.MT_TENSOR_STAYS
-                self._stays += [values, data]
+                record.flags = lib.MT_TENSOR_STAYS
             elif at in late and record.flags:
-                record.flags |= self._lib.MT_TENSOR_LATE
+                record.flags |= lib.MT_TENSOR_LATE
+            elif is_matrix and not repack:
+                record.flags |= lib.MT_TENSOR_RAW
+            outlives = record.flags & ~lib.MT_TENSOR_MAPPED
+            if outlives:
                 self._stays += [values, data]
             record.rows = math.prod(tensor.shape[:-1])
             record.cols = tensor.shape[-1]
@@ -319,7 +331,7 @@ class NativeExecutor:
             if tensor.format in CODEBOOKS and tensor.values is None:
                 record.codebook = cast("uint16_t[]", packed_codebook(tensor.format))
                 keep.append(record.codebook)
-                if at in late:
+                if outlives:
                     self._stays.append(record.codebook)
         record = new("mt_plan *")
         record.n_ops, record.n_buffers = len(plan.ops), len(plan.buffers)

@@ -48,6 +48,39 @@ def test_weak_cores_of_arm_are_left_out(root: Path) -> None:
     assert choose_threads(root=root).count == 2
 
 
+def test_slower_clocks_count_where_no_capacity_is_told(root: Path) -> None:
+    for cpu, clock in enumerate((2400000, 2200000, 1000000, 1000000) * 2):
+        write(root, f"{CPU}/cpu{cpu}/cpufreq/cpuinfo_max_freq", str(clock))
+    choice = choose_threads(root=root)
+    assert choice.count == 2, "2.2 GHz of 2.4 is no small core"
+    assert "without 4 slower ones (--threads 4: with them)" in choice.reason
+    for cpu in range(8):  # a capacity says more than a clock
+        write(root, f"{CPU}/cpu{cpu}/cpu_capacity", "1024")
+    assert choose_threads(root=root).count == 4
+
+
+def test_numbers_that_are_none_are_not_known(root: Path) -> None:
+    for cpu, text in enumerate(("1024", "0", "x", "") * 2):
+        write(root, f"{CPU}/cpu{cpu}/cpu_capacity", text)
+    assert machine.capacities(list(range(8)), root) == {0: 1.0, 4: 1.0}
+    assert choose_threads(root=root).count == 4
+
+
+def test_a_quota_and_an_affinity_on_unequal_cores(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for cpu, capacity in enumerate((1024, 1024, 380, 380, 1024, 1024, 380, 380)):
+        write(root, f"{CPU}/cpu{cpu}/cpu_capacity", str(capacity))
+    monkeypatch.setattr(machine, "allowed_cpus", lambda: [1, 2, 3])
+    assert choose_threads(root=root).count == 1
+    monkeypatch.setattr(machine, "allowed_cpus", lambda: list(range(8)))
+    write(root, "proc/self/cgroup", "0::/app")
+    write(root, "sys/fs/cgroup/app/cpu.max", "150000 100000")
+    choice = choose_threads(root=root)
+    assert choice.count == 1
+    assert "CPU quota of 1.5" in choice.reason
+
+
 def test_only_weak_cores_allowed_are_used_all(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(root, "sys/devices/cpu_core/cpus", "0-1")
     monkeypatch.setattr(machine, "allowed_cpus", lambda: [2, 3])
@@ -103,3 +136,18 @@ def test_this_machine_has_threads_and_memory() -> None:
 def test_cpu_lists() -> None:
     assert cpu_list("0-3,8") == [0, 1, 2, 3, 8]
     assert cpu_list("") == []
+
+
+def test_pages_of_files_that_a_cgroup_holds_are_free_for_more(root: Path) -> None:
+    write(root, "proc/meminfo", "MemTotal: 4096 kB\nMemAvailable: 3072 kB\nSwapFree: 64 kB")
+    assert memory(root).most_bytes == (3072 + 64) << 10
+    write(root, "proc/self/cgroup", "4:memory:/app")
+    folder = "sys/fs/cgroup/memory/app"
+    write(root, f"{folder}/memory.limit_in_bytes", str(2048 << 10))
+    write(root, f"{folder}/memory.usage_in_bytes", str(1024 << 10))
+    write(root, f"{folder}/memory.stat", "inactive_file 1\ntotal_inactive_file 524288\nhierarchy x")
+    found = memory(root)
+    assert found.available_bytes == 1536 << 10
+    assert found.most_bytes == 1536 << 10, "a cgroup's limit leaves no swap to count on"
+    write(root, f"{folder}/memory.limit_in_bytes", str(2**63 - 4096))  # none, as version 1 says it
+    assert memory(root).available_bytes == 3072 << 10
