@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -85,12 +86,13 @@ def find_zig() -> str:
 
 
 def build(target: Target, zig: str, folder: Path, out: Path) -> Path:
-    """The wheel of one target, named for what auditwheel has found it to load on."""
+    """The wheel of one target; auditwheel has found that it loads on all that its name promises."""
     environ = {"ZIG": zig, "ZIG_TARGET": target.zig, "CMAKE_TOOLCHAIN_FILE": str(TOOLCHAIN)}
     environ["LDFLAGS"] = "-s"
     settings = (f"build-dir={folder / 'cmake'}", "install.strip=false")  # strip is of this machine
     options = [f"-C{setting}" for setting in settings]
     made = str(folder / "made")
+    shutil.rmtree(made, ignore_errors=True)
     python("build", "--wheel", "--no-isolation", *options, "--outdir", made, environ=environ)
     wheel = next((folder / "made").glob("*.whl"))
     with zipfile.ZipFile(wheel) as archive:
@@ -99,11 +101,32 @@ def build(target: Target, zig: str, folder: Path, out: Path) -> Path:
             raise Failed(f"the library for {target.zig} did not build; see cmake in {folder}")
     python("wheel", "tags", "--remove", "--platform-tag", target.linux_tag, str(wheel))
     wheel = next((folder / "made").glob("*.whl"))
-    repaired = folder / "repaired"
-    repair = ("repair", "--plat", target.tag, "--only-plat", "--wheel-dir", str(repaired))
-    python("auditwheel", *repair, str(wheel))
-    wheel = next(repaired.glob(f"*{target.tag}*.whl"))
+    found = audited(wheel, folder / "audited")
+    if not covers(found.name, target.tag):
+        raise Failed(f"the library for {target.tag} needs more of the system: {found.name}")
+    python("wheel", "tags", "--remove", "--platform-tag", target.tag, str(found))
+    wheel = next(found.parent.glob(f"*{target.tag}.whl"))
     return Path(shutil.move(wheel, out / wheel.name))
+
+
+def audited(wheel: Path, folder: Path) -> Path:
+    """The wheel named for the oldest system that its library loads on. auditwheel takes names of
+    other machines for it only where it is to find them out itself."""
+    shutil.rmtree(folder, ignore_errors=True)
+    repair = ("repair", "--plat", "auto", "--only-plat", "--wheel-dir", str(folder))
+    python("auditwheel", *repair, str(wheel))
+    return next(folder.glob("*.whl"))
+
+
+def covers(found: str, promised: str) -> bool:
+    """Whether a wheel of the one name loads wherever the other, a platform tag, says."""
+    pattern = r"(manylinux|musllinux)_(\d+)_(\d+)_([a-z0-9_]+?)(?=\.|$)"
+    (libc, *version, machine), *_ = re.findall(pattern, promised)
+    return any(
+        (libc, machine) == (other_libc, other_machine)
+        and tuple(map(int, other_version)) <= tuple(map(int, version))
+        for other_libc, *other_version, other_machine in re.findall(pattern, found)
+    )
 
 
 def main() -> int:

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from martlet.scripts.build_wheels import TARGETS, Target
+from martlet.scripts.build_wheels import TARGETS, Target, covers
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = str(ROOT / "scripts" / "build_wheels.py")
@@ -27,3 +27,19 @@ def test_an_unknown_platform_is_refused_with_those_there_are() -> None:
     assert done.returncode == 2
     assert "no such platform: manylinux_9_x86_64" in done.stderr
     assert "musllinux_1_2_aarch64" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("found", "is_covered"),
+    [
+        ("m-1-py3-none-manylinux_2_27_aarch64.whl", True),
+        ("m-1-py3-none-manylinux2014_aarch64.manylinux_2_17_aarch64.whl", True),
+        ("m-1-py3-none-manylinux_2_28_aarch64.whl", True),
+        ("m-1-py3-none-manylinux_2_34_aarch64.whl", False),
+        ("m-1-py3-none-manylinux_2_27_x86_64.whl", False),
+        ("m-1-py3-none-musllinux_1_2_aarch64.whl", False),
+        ("m-1-py3-none-linux_aarch64.whl", False),
+    ],
+)
+def test_a_wheel_promises_no_more_than_was_found(found: str, is_covered: bool) -> None:
+    assert covers(found, "manylinux_2_28_aarch64") is is_covered
