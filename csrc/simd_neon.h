@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "formats.h"
-#include "simd_unroll.h"
+#include "simd_parts.h"
 
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 #define SIMD_HAS_DOT 1
@@ -38,71 +38,25 @@ typedef struct {
     uint8x16_t v[4];
 } vb;
 
-#define PARTS for (int i = 0; i < 4; i++)
-
-static inline vf vf_load(const float *p) {
-    vf r;
-    UNROLL(4)
-    PARTS r.v[i] = vld1q_f32(p + 4 * i);
-    return r;
-}
-static inline void vf_store(float *p, vf a) {
-    UNROLL(4)
-    PARTS vst1q_f32(p + 4 * i, a.v[i]);
-}
+PARTWISE(vf, vf_load, (const float *p), vld1q_f32(p + 4 * i))
+EACH_PART(vf_store, (float *p, vf a), vst1q_f32(p + 4 * i, a.v[i]))
 static inline vf vf_set1(float x) {
     const float32x4_t v = vdupq_n_f32(x);
     return (vf){{v, v, v, v}};
 }
-static inline vf vf_add(vf a, vf b) {
-    UNROLL(4)
-    PARTS a.v[i] = vaddq_f32(a.v[i], b.v[i]);
-    return a;
-}
-static inline vf vf_sub(vf a, vf b) {
-    UNROLL(4)
-    PARTS a.v[i] = vsubq_f32(a.v[i], b.v[i]);
-    return a;
-}
-static inline vf vf_mul(vf a, vf b) {
-    UNROLL(4)
-    PARTS a.v[i] = vmulq_f32(a.v[i], b.v[i]);
-    return a;
-}
-static inline vf vf_div(vf a, vf b) {
-    UNROLL(4)
-    PARTS a.v[i] = vdivq_f32(a.v[i], b.v[i]);
-    return a;
-}
-static inline vf vf_fma(vf a, vf b, vf c) {
-    UNROLL(4)
-    PARTS c.v[i] = vfmaq_f32(c.v[i], a.v[i], b.v[i]);
-    return c;
-}
+PARTWISE(vf, vf_add, (vf a, vf b), vaddq_f32(a.v[i], b.v[i]))
+PARTWISE(vf, vf_sub, (vf a, vf b), vsubq_f32(a.v[i], b.v[i]))
+PARTWISE(vf, vf_mul, (vf a, vf b), vmulq_f32(a.v[i], b.v[i]))
+PARTWISE(vf, vf_div, (vf a, vf b), vdivq_f32(a.v[i], b.v[i]))
+PARTWISE(vf, vf_fma, (vf a, vf b, vf c), vfmaq_f32(c.v[i], a.v[i], b.v[i]))
 /* As x86, where FMAX would keep a NaN: the second operand where the comparison is unordered. */
-static inline vf vf_max(vf a, vf b) {
-    UNROLL(4)
-    PARTS a.v[i] = vbslq_f32(vcgtq_f32(a.v[i], b.v[i]), a.v[i], b.v[i]);
-    return a;
-}
-static inline vf vf_min(vf a, vf b) {
-    UNROLL(4)
-    PARTS a.v[i] = vbslq_f32(vcltq_f32(a.v[i], b.v[i]), a.v[i], b.v[i]);
-    return a;
-}
-static inline vf vf_abs(vf a) {
-    UNROLL(4)
-    PARTS a.v[i] = vabsq_f32(a.v[i]);
-    return a;
-}
+PARTWISE(vf, vf_max, (vf a, vf b), vbslq_f32(vcgtq_f32(a.v[i], b.v[i]), a.v[i], b.v[i]))
+PARTWISE(vf, vf_min, (vf a, vf b), vbslq_f32(vcltq_f32(a.v[i], b.v[i]), a.v[i], b.v[i]))
+PARTWISE(vf, vf_abs, (vf a), vabsq_f32(a.v[i]))
 static inline float32x4_t mt_max_of(float32x4_t a, float32x4_t b) {
     return vreinterpretq_f32_u32(vmaxq_u32(vreinterpretq_u32_f32(a), vreinterpretq_u32_f32(b)));
 }
-static inline vf vf_max_abs(vf a, vf b) {
-    UNROLL(4)
-    PARTS a.v[i] = mt_max_of(vabsq_f32(a.v[i]), vabsq_f32(b.v[i]));
-    return a;
-}
+PARTWISE(vf, vf_max_abs, (vf a, vf b), mt_max_of(vabsq_f32(a.v[i]), vabsq_f32(b.v[i])))
 static inline uint32x4_t mt_max4(vf a) {
     return vreinterpretq_u32_f32(mt_max_of(mt_max_of(a.v[0], a.v[1]), mt_max_of(a.v[2], a.v[3])));
 }
@@ -116,11 +70,8 @@ static inline vf vf_hmax16(const vf *v) {
     }
     return r;
 }
-static inline vf vf_select_lt(vf x, vf limit, vf a, vf b) {
-    UNROLL(4)
-    PARTS b.v[i] = vbslq_f32(vcltq_f32(x.v[i], limit.v[i]), a.v[i], b.v[i]);
-    return b;
-}
+PARTWISE(vf, vf_select_lt, (vf x, vf limit, vf a, vf b),
+         vbslq_f32(vcltq_f32(x.v[i], limit.v[i]), a.v[i], b.v[i]))
 static inline vi vf_round_i32(vf a) {
     vi r;
     UNROLL(4)
@@ -130,42 +81,22 @@ static inline vi vf_round_i32(vf a) {
     }
     return r;
 }
-static inline vf vf_from_i32(vi a) {
-    vf r;
-    UNROLL(4)
-    PARTS r.v[i] = vcvtq_f32_s32(a.v[i]);
-    return r;
-}
-static inline vf vf_scale2(vf x, vi n) {
-    UNROLL(4)
-    PARTS x.v[i] =
-        vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(x.v[i]), vshlq_n_s32(n.v[i], 23)));
-    return x;
-}
+PARTWISE(vf, vf_from_i32, (vi a), vcvtq_f32_s32(a.v[i]))
+PARTWISE(vf, vf_scale2, (vf x, vi n),
+         vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(x.v[i]), vshlq_n_s32(n.v[i], 23))))
 
 static inline float16x4_t mt_halves(const uint16_t *p) { return vreinterpret_f16_u16(vld1_u16(p)); }
-static inline vf vf_load_f16(const uint16_t *p) {
-    vf r;
-    UNROLL(4)
-    PARTS r.v[i] = vcvt_f32_f16(mt_halves(p + 4 * i));
-    return r;
-}
-static inline void vf_store_f16(uint16_t *p, vf a) {
-    UNROLL(4)
-    PARTS vst1_u16(p + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(a.v[i])));
-}
+PARTWISE(vf, vf_load_f16, (const uint16_t *p), vcvt_f32_f16(mt_halves(p + 4 * i)))
+EACH_PART(vf_store_f16, (uint16_t *p, vf a),
+          vst1_u16(p + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(a.v[i]))))
 static inline float f16_to_f32(uint16_t h) {
     return vgetq_lane_f32(vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(h))), 0);
 }
 static inline uint16_t f32_to_f16(float f) {
     return vget_lane_u16(vreinterpret_u16_f16(vcvt_f16_f32(vdupq_n_f32(f))), 0);
 }
-static inline vf vf_load_bf16(const uint16_t *p) {
-    vf r;
-    UNROLL(4)
-    PARTS r.v[i] = vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16));
-    return r;
-}
+PARTWISE(vf, vf_load_bf16, (const uint16_t *p),
+         vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16)))
 /* Not BFCVT: it turns every NaN into the same one, and few cores have it. */
 static inline void vf_store_bf16(uint16_t *p, vf a) {
     UNROLL(4)
@@ -244,12 +175,7 @@ static inline vi vi_set1(int32_t x) {
     const int32x4_t v = vdupq_n_s32(x);
     return (vi){{v, v, v, v}};
 }
-static inline vi vi_load(const int32_t *p) {
-    vi r;
-    UNROLL(4)
-    PARTS r.v[i] = vld1q_s32(p + 4 * i);
-    return r;
-}
+PARTWISE(vi, vi_load, (const int32_t *p), vld1q_s32(p + 4 * i))
 static inline int8x16_t mt_low_bytes(vi a) {
     const int16x8_t low = vmovn_high_s32(vmovn_s32(a.v[0]), a.v[1]);
     const int16x8_t high = vmovn_high_s32(vmovn_s32(a.v[2]), a.v[3]);
@@ -337,38 +263,14 @@ static inline vp vp_add(vp x, vp y) {
     return x;
 }
 /* Neighbours first: two sums of 16 bits fit as their product of two columns would. */
-static inline vi vi_add_pairs(vi acc, vp x) {
-    UNROLL(4)
-    PARTS acc.v[i] = vpadalq_s16(acc.v[i], vpaddq_s16(x.low[i], x.high[i]));
-    return acc;
-}
-static inline vi vi_shift(vi x, int left) {
-    UNROLL(4)
-    PARTS x.v[i] = vshlq_s32(x.v[i], vdupq_n_s32(left));
-    return x;
-}
+PARTWISE(vi, vi_add_pairs, (vi acc, vp x), vpadalq_s16(acc.v[i], vpaddq_s16(x.low[i], x.high[i])))
+PARTWISE(vi, vi_shift, (vi x, int left), vshlq_s32(x.v[i], vdupq_n_s32(left)))
 #endif
 
-static inline vb vb_load(const uint8_t *p) {
-    vb r;
-    UNROLL(4)
-    PARTS r.v[i] = vld1q_u8(p + 16 * i);
-    return r;
-}
-static inline void vb_store(uint8_t *p, vb a) {
-    UNROLL(4)
-    PARTS vst1q_u8(p + 16 * i, a.v[i]);
-}
-static inline vb vb_low4(vb a) {
-    UNROLL(4)
-    PARTS a.v[i] = vandq_u8(a.v[i], vdupq_n_u8(15));
-    return a;
-}
-static inline vb vb_high4(vb a) {
-    UNROLL(4)
-    PARTS a.v[i] = vshrq_n_u8(a.v[i], 4);
-    return a;
-}
+PARTWISE(vb, vb_load, (const uint8_t *p), vld1q_u8(p + 16 * i))
+EACH_PART(vb_store, (uint8_t *p, vb a), vst1q_u8(p + 16 * i, a.v[i]))
+PARTWISE(vb, vb_low4, (vb a), vandq_u8(a.v[i], vdupq_n_u8(15)))
+PARTWISE(vb, vb_high4, (vb a), vshrq_n_u8(a.v[i], 4))
 static inline uint8x16_t mt_shift8(uint8x16_t x, int left) {
     return vshlq_u8(x, vdupq_n_s8((int8_t)left));
 }
@@ -381,16 +283,9 @@ static inline vb vb_or_bit(vb a, vb mask, int bit, int value) {
     }
     return a;
 }
-static inline vb vb_pair(vb a, int pair, int to) {
-    UNROLL(4)
-    PARTS a.v[i] = vandq_u8(mt_shift8(a.v[i], to - 2 * pair), vdupq_n_u8((uint8_t)(3 << to)));
-    return a;
-}
-static inline vb vb_or(vb a, vb b) {
-    UNROLL(4)
-    PARTS a.v[i] = vorrq_u8(a.v[i], b.v[i]);
-    return a;
-}
+PARTWISE(vb, vb_pair, (vb a, int pair, int to),
+         vandq_u8(mt_shift8(a.v[i], to - 2 * pair), vdupq_n_u8((uint8_t)(3 << to))))
+PARTWISE(vb, vb_or, (vb a, vb b), vorrq_u8(a.v[i], b.v[i]))
 static inline vf vb_column(vb a, int j) {
     vf r;
     UNROLL(4)

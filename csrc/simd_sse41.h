@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "formats.h"
-#include "simd_unroll.h"
+#include "simd_parts.h"
 
 #define SIMD_HAS_DOT 0
 #define SIMD_TAKES_U8 0
@@ -29,42 +29,16 @@ typedef struct {
 typedef vi vb;
 typedef vi vp; /* 32 lanes of 16 bits */
 
-#define PARTS for (int i = 0; i < 4; i++)
-
-static inline vf vf_load(const float *p) {
-    vf r;
-    UNROLL(4)
-    PARTS r.v[i] = _mm_loadu_ps(p + 4 * i);
-    return r;
-}
-static inline void vf_store(float *p, vf a) {
-    UNROLL(4)
-    PARTS _mm_storeu_ps(p + 4 * i, a.v[i]);
-}
+PARTWISE(vf, vf_load, (const float *p), _mm_loadu_ps(p + 4 * i))
+EACH_PART(vf_store, (float *p, vf a), _mm_storeu_ps(p + 4 * i, a.v[i]))
 static inline vf vf_set1(float x) {
     const __m128 v = _mm_set1_ps(x);
     return (vf){{v, v, v, v}};
 }
-static inline vf vf_add(vf a, vf b) {
-    UNROLL(4)
-    PARTS a.v[i] = _mm_add_ps(a.v[i], b.v[i]);
-    return a;
-}
-static inline vf vf_sub(vf a, vf b) {
-    UNROLL(4)
-    PARTS a.v[i] = _mm_sub_ps(a.v[i], b.v[i]);
-    return a;
-}
-static inline vf vf_mul(vf a, vf b) {
-    UNROLL(4)
-    PARTS a.v[i] = _mm_mul_ps(a.v[i], b.v[i]);
-    return a;
-}
-static inline vf vf_div(vf a, vf b) {
-    UNROLL(4)
-    PARTS a.v[i] = _mm_div_ps(a.v[i], b.v[i]);
-    return a;
-}
+PARTWISE(vf, vf_add, (vf a, vf b), _mm_add_ps(a.v[i], b.v[i]))
+PARTWISE(vf, vf_sub, (vf a, vf b), _mm_sub_ps(a.v[i], b.v[i]))
+PARTWISE(vf, vf_mul, (vf a, vf b), _mm_mul_ps(a.v[i], b.v[i]))
+PARTWISE(vf, vf_div, (vf a, vf b), _mm_div_ps(a.v[i], b.v[i]))
 
 /* p + c rounded to odd, from s = p + c rounded to nearest: whatever a double is rounded to after
  * that, it is rounded as the exact sum would be (Boldo and Melquiond, 2008). */
@@ -97,27 +71,11 @@ static inline __m128 mt_fma(__m128 a, __m128 b, __m128 c) {
     }
     return _mm_movelh_ps(_mm_cvtpd_ps(s0), _mm_cvtpd_ps(s1));
 }
-static inline vf vf_fma(vf a, vf b, vf c) {
-    UNROLL(4)
-    PARTS c.v[i] = mt_fma(a.v[i], b.v[i], c.v[i]);
-    return c;
-}
+PARTWISE(vf, vf_fma, (vf a, vf b, vf c), mt_fma(a.v[i], b.v[i], c.v[i]))
 
-static inline vf vf_max(vf a, vf b) {
-    UNROLL(4)
-    PARTS a.v[i] = _mm_max_ps(a.v[i], b.v[i]);
-    return a;
-}
-static inline vf vf_min(vf a, vf b) {
-    UNROLL(4)
-    PARTS a.v[i] = _mm_min_ps(a.v[i], b.v[i]);
-    return a;
-}
-static inline vf vf_abs(vf a) {
-    UNROLL(4)
-    PARTS a.v[i] = _mm_andnot_ps(_mm_set1_ps(-0.0f), a.v[i]);
-    return a;
-}
+PARTWISE(vf, vf_max, (vf a, vf b), _mm_max_ps(a.v[i], b.v[i]))
+PARTWISE(vf, vf_min, (vf a, vf b), _mm_min_ps(a.v[i], b.v[i]))
+PARTWISE(vf, vf_abs, (vf a), _mm_andnot_ps(_mm_set1_ps(-0.0f), a.v[i]))
 static inline __m128 mt_max_of(__m128 a, __m128 b) {
     return _mm_castsi128_ps(_mm_max_epi32(_mm_castps_si128(a), _mm_castps_si128(b)));
 }
@@ -140,29 +98,12 @@ static inline vf vf_hmax16(const vf *v) {
     }
     return r;
 }
-static inline vf vf_select_lt(vf x, vf limit, vf a, vf b) {
-    UNROLL(4)
-    PARTS b.v[i] = _mm_blendv_ps(b.v[i], a.v[i], _mm_cmplt_ps(x.v[i], limit.v[i]));
-    return b;
-}
-static inline vi vf_round_i32(vf a) {
-    vi r;
-    UNROLL(4)
-    PARTS r.v[i] = _mm_cvtps_epi32(a.v[i]);
-    return r;
-}
-static inline vf vf_from_i32(vi a) {
-    vf r;
-    UNROLL(4)
-    PARTS r.v[i] = _mm_cvtepi32_ps(a.v[i]);
-    return r;
-}
-static inline vf vf_scale2(vf x, vi n) {
-    UNROLL(4)
-    PARTS x.v[i] =
-        _mm_castsi128_ps(_mm_add_epi32(_mm_castps_si128(x.v[i]), _mm_slli_epi32(n.v[i], 23)));
-    return x;
-}
+PARTWISE(vf, vf_select_lt, (vf x, vf limit, vf a, vf b),
+         _mm_blendv_ps(b.v[i], a.v[i], _mm_cmplt_ps(x.v[i], limit.v[i])))
+PARTWISE(vi, vf_round_i32, (vf a), _mm_cvtps_epi32(a.v[i]))
+PARTWISE(vf, vf_from_i32, (vi a), _mm_cvtepi32_ps(a.v[i]))
+PARTWISE(vf, vf_scale2, (vf x, vi n),
+         _mm_castsi128_ps(_mm_add_epi32(_mm_castps_si128(x.v[i]), _mm_slli_epi32(n.v[i], 23))))
 
 /* Integers all the way, but for subnormal halves: floats that small would be flushed. */
 static inline __m128 mt_from_halves(__m128i h) {
@@ -179,12 +120,7 @@ static inline __m128 mt_from_halves(__m128i h) {
 static inline __m128i mt_load_u16(const uint16_t *p) {
     return _mm_cvtepu16_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p));
 }
-static inline vf vf_load_f16(const uint16_t *p) {
-    vf r;
-    UNROLL(4)
-    PARTS r.v[i] = mt_from_halves(mt_load_u16(p + 4 * i));
-    return r;
-}
+PARTWISE(vf, vf_load_f16, (const uint16_t *p), mt_from_halves(mt_load_u16(p + 4 * i)))
 static inline float f16_to_f32(uint16_t h) {
     return _mm_cvtss_f32(mt_from_halves(_mm_cvtsi32_si128(h)));
 }
@@ -209,19 +145,12 @@ static inline __m128i mt_to_halves(__m128 x) {
 static inline void mt_store_u16(uint16_t *p, __m128i x) {
     _mm_storel_epi64((__m128i *)(void *)p, _mm_packus_epi32(x, x));
 }
-static inline void vf_store_f16(uint16_t *p, vf a) {
-    UNROLL(4)
-    PARTS mt_store_u16(p + 4 * i, mt_to_halves(a.v[i]));
-}
+EACH_PART(vf_store_f16, (uint16_t *p, vf a), mt_store_u16(p + 4 * i, mt_to_halves(a.v[i])))
 static inline uint16_t f32_to_f16(float f) {
     return (uint16_t)_mm_extract_epi16(mt_to_halves(_mm_set_ss(f)), 0);
 }
-static inline vf vf_load_bf16(const uint16_t *p) {
-    vf r;
-    UNROLL(4)
-    PARTS r.v[i] = _mm_castsi128_ps(_mm_slli_epi32(mt_load_u16(p + 4 * i), 16));
-    return r;
-}
+PARTWISE(vf, vf_load_bf16, (const uint16_t *p),
+         _mm_castsi128_ps(_mm_slli_epi32(mt_load_u16(p + 4 * i), 16)))
 static inline void vf_store_bf16(uint16_t *p, vf a) {
     UNROLL(4)
     PARTS {
@@ -238,24 +167,12 @@ static inline __m128i mt_load4(const uint8_t *p) {
     memcpy(&x4, p, 4);
     return _mm_cvtsi32_si128(x4);
 }
-static inline vf vf_load_u8(const uint8_t *p) {
-    vf r;
-    UNROLL(4)
-    PARTS r.v[i] = _mm_cvtepi32_ps(_mm_cvtepu8_epi32(mt_load4(p + 4 * i)));
-    return r;
-}
-static inline vf vf_load_i8(const uint8_t *p) {
-    vf r;
-    UNROLL(4)
-    PARTS r.v[i] = _mm_cvtepi32_ps(_mm_cvtepi8_epi32(mt_load4(p + 4 * i)));
-    return r;
-}
-static inline vf vf_load_exponents(const uint8_t *p) {
-    vf r;
-    UNROLL(4)
-    PARTS r.v[i] = _mm_castsi128_ps(_mm_slli_epi32(_mm_cvtepu8_epi32(mt_load4(p + 4 * i)), 23));
-    return r;
-}
+PARTWISE(vf, vf_load_u8, (const uint8_t *p),
+         _mm_cvtepi32_ps(_mm_cvtepu8_epi32(mt_load4(p + 4 * i))))
+PARTWISE(vf, vf_load_i8, (const uint8_t *p),
+         _mm_cvtepi32_ps(_mm_cvtepi8_epi32(mt_load4(p + 4 * i))))
+PARTWISE(vf, vf_load_exponents, (const uint8_t *p),
+         _mm_castsi128_ps(_mm_slli_epi32(_mm_cvtepu8_epi32(mt_load4(p + 4 * i)), 23)))
 /* The same folding as simd_scalar.h: 8+8, 4+4, 2+2, 1+1. */
 static inline float vf_hsum(vf a) {
     __m128 q = _mm_add_ps(_mm_add_ps(a.v[0], a.v[2]), _mm_add_ps(a.v[1], a.v[3]));
@@ -302,12 +219,8 @@ static inline vi vi_set1(int32_t x) {
     const __m128i v = _mm_set1_epi32(x);
     return (vi){{v, v, v, v}};
 }
-static inline vi vi_load(const int32_t *p) {
-    vi r;
-    UNROLL(4)
-    PARTS r.v[i] = _mm_loadu_si128((const __m128i *)(const void *)(p + 4 * i));
-    return r;
-}
+PARTWISE(vi, vi_load, (const int32_t *p),
+         _mm_loadu_si128((const __m128i *)(const void *)(p + 4 * i)))
 static inline __m128i mt_low_bytes(vi a) {
     const __m128i low = _mm_set1_epi32(255);
     const __m128i first = _mm_packus_epi32(_mm_and_si128(a.v[0], low), _mm_and_si128(a.v[1], low));
@@ -364,32 +277,15 @@ static inline vp vp_add(vp x, vp y) {
     PARTS x.v[i] = _mm_add_epi16(x.v[i], y.v[i]);
     return x;
 }
-static inline vi vi_add_pairs(vi acc, vp x) {
-    UNROLL(4)
-    PARTS acc.v[i] = _mm_add_epi32(acc.v[i], _mm_madd_epi16(x.v[i], _mm_set1_epi16(1)));
-    return acc;
-}
-static inline vi vi_shift(vi x, int left) {
-    UNROLL(4)
-    PARTS x.v[i] = left < 0 ? _mm_srai_epi32(x.v[i], -left) : _mm_slli_epi32(x.v[i], left);
-    return x;
-}
+PARTWISE(vi, vi_add_pairs, (vi acc, vp x),
+         _mm_add_epi32(acc.v[i], _mm_madd_epi16(x.v[i], _mm_set1_epi16(1))))
+PARTWISE(vi, vi_shift, (vi x, int left),
+         left < 0 ? _mm_srai_epi32(x.v[i], -left) : _mm_slli_epi32(x.v[i], left))
 
-static inline vb vb_load(const uint8_t *p) {
-    vb r;
-    UNROLL(4)
-    PARTS r.v[i] = _mm_loadu_si128((const __m128i *)(const void *)(p + 16 * i));
-    return r;
-}
-static inline void vb_store(uint8_t *p, vb a) {
-    UNROLL(4)
-    PARTS _mm_storeu_si128((__m128i *)(void *)(p + 16 * i), a.v[i]);
-}
-static inline vb vb_low4(vb a) {
-    UNROLL(4)
-    PARTS a.v[i] = _mm_and_si128(a.v[i], _mm_set1_epi8(15));
-    return a;
-}
+PARTWISE(vb, vb_load, (const uint8_t *p),
+         _mm_loadu_si128((const __m128i *)(const void *)(p + 16 * i)))
+EACH_PART(vb_store, (uint8_t *p, vb a), _mm_storeu_si128((__m128i *)(void *)(p + 16 * i), a.v[i]))
+PARTWISE(vb, vb_low4, (vb a), _mm_and_si128(a.v[i], _mm_set1_epi8(15)))
 static inline vb vb_high4(vb a) {
     UNROLL(4)
     PARTS a.v[i] = _mm_srli_epi16(a.v[i], 4);
@@ -406,16 +302,8 @@ static inline vb vb_or_bit(vb a, vb mask, int bit, int value) {
     PARTS a.v[i] = _mm_or_si128(a.v[i], mt_moved(mask.v[i], left, value));
     return a;
 }
-static inline vb vb_pair(vb a, int pair, int to) {
-    UNROLL(4)
-    PARTS a.v[i] = mt_moved(a.v[i], to - 2 * pair, 3 << to);
-    return a;
-}
-static inline vb vb_or(vb a, vb b) {
-    UNROLL(4)
-    PARTS a.v[i] = _mm_or_si128(a.v[i], b.v[i]);
-    return a;
-}
+PARTWISE(vb, vb_pair, (vb a, int pair, int to), mt_moved(a.v[i], to - 2 * pair, 3 << to))
+PARTWISE(vb, vb_or, (vb a, vb b), _mm_or_si128(a.v[i], b.v[i]))
 static inline vf vb_column(vb a, int j) {
     vf r;
     UNROLL(4)
