@@ -158,8 +158,8 @@ static size_t scratch_layout(mt_engine *e, mt_scratch *s, uint8_t *base) {
         size_t n_bytes;
     } parts[] = {{(void **)&s->unpacked.buffer, MT_K_BLOCKS * 1024},
                  {(void **)&s->wide, keys * MT_TILE_ROWS * sizeof(float)},
-                 {(void **)&s->unpacked.scales, MT_K_BLOCKS * 64 * sizeof(float)},
-                 {(void **)&s->unpacked.mins, MT_K_BLOCKS * 64 * sizeof(float)},
+                 {(void **)&s->unpacked.scales, MT_K_BLOCKS * 64 * MT_SCALE_COPIES * sizeof(float)},
+                 {(void **)&s->unpacked.mins, MT_K_BLOCKS * 64 * MT_SCALE_COPIES * sizeof(float)},
                  {(void **)&s->acc, MT_COL_CHUNK * MT_TILE_ROWS * sizeof(float)},
                  {(void **)&s->rows, MT_FLOAT_ROWS * MT_K_FLOATS * sizeof(float)},
                  {(void **)&s->row, widest * sizeof(float)},

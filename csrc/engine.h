@@ -10,7 +10,6 @@
 #include "threads.h"
 
 enum {
-    MT_K_BLOCKS = 16,     /* blocks of 32 columns unpacked at a time: 16 KB of codes */
     MT_K_FLOATS = 128,    /* columns of float weights widened at a time */
     MT_FLOAT_ROWS = 24,   /* float rows multiplied at a time: 12 KB of 128 columns */
     MT_COL_CHUNK = 252,   /* activation rows of one work item: 42 passes of 6 */

@@ -7,8 +7,10 @@
 #include "martlet.h"
 
 enum {
-    MT_TILE_COLS = 6,  /* of the widest tile */
-    MT_DIRECT_COLS = 8 /* of the widest product without unpacking */
+    MT_K_BLOCKS = 16,    /* blocks of 32 columns unpacked at a time: 16 KB of codes */
+    MT_SCALE_COPIES = 2, /* of an unpacked scale, at most */
+    MT_TILE_COLS = 6,    /* of the widest tile */
+    MT_DIRECT_COLS = 8   /* of the widest product without unpacking */
 };
 
 enum {
@@ -53,9 +55,10 @@ typedef struct mt_attn_rows {
     int32_t end[MT_ATTN_MAX_ROWS];
 } mt_attn_rows;
 
-/* Blocks of one tile, ready to multiply. */
+/* Up to MT_K_BLOCKS blocks of one tile, ready to multiply. */
 typedef struct mt_unpacked {
-    const uint8_t *codes; /* u8 [block][half][column group][64], blocks code_stride apart */
+    const uint8_t *codes; /* u8 [block][half][column group][64], blocks code_stride apart; see
+                             kernels_neon_unpack.h for 64-bit ARM */
     size_t code_stride;
     uint8_t *buffer;      /* room for the codes of formats that do not lie like this in memory */
     float *scales, *mins; /* f32 [block][sub][32]; mins of formats that have them */

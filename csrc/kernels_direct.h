@@ -67,7 +67,7 @@ ALWAYS void direct_tile(const mt_layout *f, int cols, int halves, int first_half
                     if (f->table) w = vb_lookup16(w, mt_values[f->table]);
                     UNROLL(6)
                     for (int c = 0; c < cols; c++)
-                        dot_group(&dot[c], &pairs[c], w, x[c][b].q + g * 4, g - sub * 4,
+                        dot_group(&dot[c], &pairs[c], w, x[c][b].q + sub * 16, g - sub * 4,
                                   8 / f->n_sub - 1, mt_most_code(f));
                 }
                 vf dw, mw;

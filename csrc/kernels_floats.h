@@ -19,13 +19,13 @@ static void widen_blocks(const mt_layout *f, const mt_unpacked *from, int n_bloc
         for (int g = 0; g < 8; g++)
             for (int half = 0; half < 2; half++) {
                 const size_t sub = (size_t)b * sub_blocks + (size_t)(g / 4) * (sub_blocks - 1);
-                const size_t at = sub * 32;
-                const vf dw = vf_load(scales + at + half * 16);
+                const size_t at = (sub * 32 + (size_t)half * 16) * SCALE_COPIES;
+                const vf dw = get_scales(scales + at);
                 const vb four =
-                    vb_load(from->codes + (size_t)b * from->code_stride + half * 512 + g * 64);
+                    get_codes(from->codes + (size_t)b * from->code_stride + half * 512, g, f->bias);
                 for (int j = 0; j < 4; j++) {
                     vf value = vf_mul(dw, vf_sub(vb_column(four, j), bias));
-                    if (mt_has_min(f)) value = vf_add(value, vf_load(mins + at + half * 16));
+                    if (mt_has_min(f)) value = vf_add(value, get_scales(mins + at));
                     vf_store(w + (size_t)(b * 32 + g * 4 + j) * 32 + half * 16, value);
                 }
             }

@@ -28,18 +28,18 @@ ALWAYS int pair_room(int most) { return 32767 / (2 * 127 * most); }
 typedef vi vp; /* no such sums are needed */
 #endif
 
-/* dot += products of column group g, the last of a sum being `last`. */
+/* dot += products of column group g of the activations q, the last of a sum being `last`. */
 ALWAYS void dot_group(vi *dot, vp *pairs, vb w, const int8_t *q, int g, int last, int most) {
 #if SIMD_HAS_DOT
 #if SIMD_TAKES_U8
-    *dot = vi_dot(*dot, w, q);
+    *dot = vi_dot(*dot, w, q, g);
 #else
-    *dot = most > 127 ? vi_dot_signed(*dot, w, q) : vi_dot(*dot, w, q);
+    *dot = most > 127 ? vi_dot_signed(*dot, w, q, g) : vi_dot(*dot, w, q, g);
 #endif
-    (void)pairs, (void)g, (void)last, (void)most;
+    (void)pairs, (void)last, (void)most;
 #else
     const int room = pair_room(most) > 0 ? pair_room(most) : 1;
-    const vp product = most > 127 ? vp_dot_signed(w, q) : vp_dot(w, q);
+    const vp product = most > 127 ? vp_dot_signed(w, q + 4 * g) : vp_dot(w, q + 4 * g);
     *pairs = g % room ? vp_add(*pairs, product) : product;
     if (g % room == room - 1 || g == last) *dot = vi_add_pairs(*dot, *pairs);
 #endif
@@ -49,6 +49,11 @@ ALWAYS void dot_group(vi *dot, vp *pairs, vb w, const int8_t *q, int g, int last
 ALWAYS const mt_q8_block *column(const mt_q8_block *x, size_t x_stride, int c) {
     return (const mt_q8_block *)(const void *)((const char *)x + (size_t)c * x_stride);
 }
+
+#if defined(MT_NEON)
+#include "kernels_neon.h"
+#else
+enum { MM_STEP = 1 }; /* columns come by so many, but for the last */
 
 /* COLS columns x HALVES halves of a tile. All attributes but the pointers are compile-time. */
 ALWAYS void mm_tile(int cols, int halves, int n_sub, int has_min, int bias, int most,
@@ -84,7 +89,7 @@ ALWAYS void mm_tile(int cols, int halves, int n_sub, int has_min, int bias, int 
                 UNROLL(6)
                 for (int c = 0; c < cols; c++) {
                     const mt_q8_block *xb = column(x, x_stride, c) + b;
-                    const int8_t *q = xb->q + (sub * 4 + g) * 4;
+                    const int8_t *q = xb->q + sub * 16;
                     UNROLL(2)
                     for (int h = 0; h < halves; h++) {
                         dot_group(&dot[h][c], &pairs[h][c], w[h], q, g, 8 / n_sub - 1, most);
@@ -113,6 +118,7 @@ ALWAYS void mm_tile(int cols, int halves, int n_sub, int has_min, int bias, int 
     for (int h = 0; h < halves; h++)
         for (int c = 0; c < cols; c++) vf_store(acc + c * 32 + h * 16, sum[h][c]);
 }
+#endif
 
 typedef void mm_tile_fn(const mt_unpacked *, int, const mt_q8_block *, size_t, int, mm_ahead,
                         float *);
@@ -174,7 +180,9 @@ static void mm_q8(const mt_layout *f, const mt_unpacked *w, int n_blocks, const 
     /* passes of almost equal width, so that 7 columns are 4 + 3 and not 6 + 1 */
     const int passes = (n_cols + MM_COLS - 1) / MM_COLS;
     for (int p = 0, c = 0; p < passes; p++) {
-        const int cols = (n_cols - c + passes - p - 1) / (passes - p);
+        const int left = n_cols - c;
+        int cols = (left + passes - p - 1) / (passes - p);
+        if (cols < left) cols += cols % MM_STEP;
         const void *first = (const char *)x + (size_t)c * x_stride;
         class->by_cols[cols - 1](w, n_blocks, first, x_stride, is_first,
                                  share_of(ahead, ahead_bytes, p, passes, n_blocks), acc + c * 32);

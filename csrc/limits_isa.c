@@ -82,6 +82,24 @@ static int64_t multiply_int8(int n_rounds, const int32_t *operands, int32_t *sin
     *sink = (int32_t)vf_hsum(vf_from_i32(acc));
     return (int64_t)n_rounds * SHARED * N_INT8 * 64;
 }
+#elif defined(MT_NEON) && SIMD_HAS_MATMUL
+/* Products of matrices of 2 x 8 and 8 x 2. */
+static int64_t multiply_int8(int n_rounds, const int32_t *operands, int32_t *sink) {
+    enum { SUMS = 16, PRODUCTS = 2 * 8 * 2 };
+    const int8x16_t codes = vld1q_s8((const int8_t *)operands);
+    const int8x16_t x = vld1q_s8((const int8_t *)(operands + 4));
+    int32x4_t acc[SUMS];
+#pragma GCC unroll 16
+    for (int i = 0; i < SUMS; i++) acc[i] = vld1q_s32(operands + i);
+    for (int r = 0; r < n_rounds; r++)
+#pragma GCC unroll 16
+        for (int i = 0; i < SUMS; i++) acc[i] = vmmlaq_s32(acc[i], codes, x);
+    int32_t sum = 0;
+#pragma GCC unroll 16
+    for (int i = 0; i < SUMS; i++) sum ^= vaddvq_s32(acc[i]);
+    *sink = sum;
+    return (int64_t)n_rounds * SUMS * PRODUCTS;
+}
 #else
 static int64_t multiply_int8(int n_rounds, const int32_t *operands, int32_t *sink) {
     const int8_t *x = (const int8_t *)operands;
@@ -94,7 +112,7 @@ static int64_t multiply_int8(int n_rounds, const int32_t *operands, int32_t *sin
 #pragma GCC unroll 16
         for (int i = 0; i < N_INT8; i++) {
             if (FENCE_EACH) FENCE(x);
-            acc[i] = vi_dot(acc[i], codes, x);
+            acc[i] = vi_dot(acc[i], codes, x, 0);
         }
     }
     int32_t sum = 0;

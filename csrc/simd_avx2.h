@@ -236,9 +236,9 @@ static inline void vi_store_q8(mt_q8_block *to, vi a, vi b, float d) {
     mt_store_q8(to, _mm256_set_m128i(mt_low_bytes(b), mt_low_bytes(a)), d);
 }
 #if SIMD_HAS_DOT
-static inline vi vi_dot(vi acc, vb w, const int8_t *x) {
+static inline vi vi_dot(vi acc, vb w, const int8_t *x, int g) {
     int32_t x4;
-    memcpy(&x4, x, 4);
+    memcpy(&x4, x + 4 * g, 4);
     __m256i v = _mm256_set1_epi32(x4);
     return VI2(_mm256_dpbusd_avx_epi32(acc.a, w.a, v), _mm256_dpbusd_avx_epi32(acc.b, w.b, v));
 }

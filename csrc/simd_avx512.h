@@ -157,9 +157,9 @@ static inline void vi_store_i8(int8_t *p, vi a) {
 static inline void vi_store_q8(mt_q8_block *to, vi a, vi b, float d) {
     mt_store_q8(to, _mm256_set_m128i(_mm512_cvtepi32_epi8(b), _mm512_cvtepi32_epi8(a)), d);
 }
-static inline vi vi_dot(vi acc, vb a, const int8_t *x) {
+static inline vi vi_dot(vi acc, vb a, const int8_t *x, int g) {
     int32_t x4;
-    memcpy(&x4, x, 4);
+    memcpy(&x4, x + 4 * g, 4);
     return _mm512_dpbusd_epi32(acc, a, _mm512_set1_epi32(x4));
 }
 

@@ -1,5 +1,5 @@
 /* Sixteen-lane primitives on 64-bit ARM: NEON alone (Cortex-A53, A72), with the dot product (A55, A76,
- * Neoverse) and with that of mixed signs (A510, X1 and later); meaning in simd_scalar.h. */
+ * Neoverse) and with products of matrices (A510, X2 and later); meaning in simd_scalar.h. */
 #ifndef MT_SIMD_H
 #define MT_SIMD_H
 
@@ -13,17 +13,20 @@
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 #define SIMD_HAS_DOT 1
 #define SIMD_TAKES_U8 1
+#define SIMD_HAS_MATMUL 1 /* of 2 x 8 by 8 x 2 bytes */
 #elif defined(__ARM_FEATURE_DOTPROD)
 #define SIMD_HAS_DOT 1
 #define SIMD_TAKES_U8 0
+#define SIMD_HAS_MATMUL 0
 #else
 #define SIMD_HAS_DOT 0
 #define SIMD_TAKES_U8 0
+#define SIMD_HAS_MATMUL 0
 #endif
-#define MM_COLS (SIMD_HAS_DOT ? 4 : 2)
-#define MM_HALVES 1
+#define MM_COLS 4
+#define MM_HALVES 2
 #define DIRECT_HALVES 1
-#define DIRECT_COLS MM_COLS
+#define DIRECT_COLS 2
 #define ATTN_ROWS 6
 #define ATTN_VECS 1
 
@@ -210,23 +213,39 @@ static inline int8x16_t mt_minus_128(uint8x16_t w) {
 }
 
 #if SIMD_TAKES_U8
-static inline vi vi_dot(vi acc, vb w, const int8_t *x) {
-    const int8x16_t x4 = mt_broadcast(x);
+static inline int32x4_t mt_dot_lane(int32x4_t acc, uint8x16_t w, int8x16_t x, int lane) {
+    switch (lane) { /* an immediate */
+    case 0: return vusdotq_laneq_s32(acc, w, x, 0);
+    case 1: return vusdotq_laneq_s32(acc, w, x, 1);
+    case 2: return vusdotq_laneq_s32(acc, w, x, 2);
+    default: return vusdotq_laneq_s32(acc, w, x, 3);
+    }
+}
+static inline vi vi_dot(vi acc, vb w, const int8_t *x, int g) {
+    const int8x16_t x16 = vld1q_s8(x + g / 4 * 16);
     UNROLL(4)
-    PARTS acc.v[i] = vusdotq_s32(acc.v[i], w.v[i], x4);
+    PARTS acc.v[i] = mt_dot_lane(acc.v[i], w.v[i], x16, g % 4);
     return acc;
 }
 #elif SIMD_HAS_DOT
-static inline vi vi_dot(vi acc, vb w, const int8_t *x) {
-    const int8x16_t x4 = mt_broadcast(x);
+static inline int32x4_t mt_dot_lane(int32x4_t acc, int8x16_t w, int8x16_t x, int lane) {
+    switch (lane) { /* an immediate */
+    case 0: return vdotq_laneq_s32(acc, w, x, 0);
+    case 1: return vdotq_laneq_s32(acc, w, x, 1);
+    case 2: return vdotq_laneq_s32(acc, w, x, 2);
+    default: return vdotq_laneq_s32(acc, w, x, 3);
+    }
+}
+static inline vi vi_dot(vi acc, vb w, const int8_t *x, int g) {
+    const int8x16_t x16 = vld1q_s8(x + g / 4 * 16);
     UNROLL(4)
-    PARTS acc.v[i] = vdotq_s32(acc.v[i], mt_signed(w.v[i]), x4);
+    PARTS acc.v[i] = mt_dot_lane(acc.v[i], mt_signed(w.v[i]), x16, g % 4);
     return acc;
 }
-static inline vi vi_dot_signed(vi acc, vb w, const int8_t *x) {
-    const int8x16_t x4 = mt_broadcast(x);
+static inline vi vi_dot_signed(vi acc, vb w, const int8_t *x, int g) {
+    const int8x16_t x16 = vld1q_s8(x + g / 4 * 16);
     UNROLL(4)
-    PARTS acc.v[i] = vdotq_s32(acc.v[i], mt_minus_128(w.v[i]), x4);
+    PARTS acc.v[i] = mt_dot_lane(acc.v[i], mt_minus_128(w.v[i]), x16, g % 4);
     return acc;
 }
 #else

@@ -272,11 +272,11 @@ static inline void vi_store_q8(mt_q8_block *to, vi a, vi b, float d) {
     to->dh[1] = d * (float)h1;
     to->pad = 0;
 }
-/* lane l: acc + sum over j < 4 of u8 a[4 l + j] * s8 x[j] */
-static inline vi vi_dot(vi acc, vb a, const int8_t *x) {
+/* lane l: acc + sum over j < 4 of u8 a[4 l + j] * s8 x[4 g + j]; the 16 values around may be read */
+static inline vi vi_dot(vi acc, vb a, const int8_t *x, int g) {
     LANES {
         int32_t s = 0;
-        for (int j = 0; j < 4; j++) s += (int32_t)a.v[4 * l + j] * x[j];
+        for (int j = 0; j < 4; j++) s += (int32_t)a.v[4 * l + j] * x[4 * g + j];
         acc.v[l] = (int32_t)((uint32_t)acc.v[l] + (uint32_t)s);
     }
     return acc;
