@@ -2,7 +2,7 @@
  * by bit with what was recorded: `replay LIBRARY CASE...`. Where there is no Python (another libc,
  * another system, an emulated CPU) this is how the library is tested.
  *
- * A case is a file of scripts/record_cases.py: a head, then the structs of martlet.h as this machine
+ * A case is a file of tests/runtime/record_cases.py: a head, then the structs of martlet.h as this machine
  * lays them out, whose pointers are offsets from the start of the file. Knows no plan: MARTLET_ISA
  * names the one table to run. */
 #include <stdio.h>

@@ -80,12 +80,14 @@ static void pack_tiles(void *raw, int thread) {
 
 static int32_t pack_matrices(pack_job *job, mt_bad_value *bad, char *err) {
     atomic_store(&job->bad, job->n_tiles);
-    job->spare = mt_big_alloc((size_t)job->e->n_threads * job->spare_bytes);
-    if (!job->spare) return mt_fail(err, "no memory for %zu bytes of tiles", job->spare_bytes);
+    const size_t n_bytes = (size_t)job->e->n_threads * job->spare_bytes;
+    job->spare = mt_big_alloc(n_bytes);
+    if (!job->spare)
+        return mt_fail(err, "no memory for %zu bytes of tiles; take fewer threads", n_bytes);
     mt_pool_run(job->e->pool, pack_tiles, job);
     const int64_t first = atomic_load(&job->bad);
     if (first < job->n_tiles) pack_some(job, first, first + 1, 0, bad); /* again, for the place */
-    mt_big_free(job->spare, (size_t)job->e->n_threads * job->spare_bytes);
+    mt_big_free(job->spare, n_bytes);
     if (first == job->n_tiles) return 0;
     return mt_fail(err, "tensor %d is not finite at row %lld, column %lld", bad->tensor,
                    (long long)bad->row, (long long)bad->col);

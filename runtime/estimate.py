@@ -19,6 +19,7 @@ from .ops import KvType, OpKind
 from .plan import Op, Plan, PlanTensor
 from .state_slots import SPARE_STATES
 from .step import MOST_GUESSES
+from .weights import stored_name
 from .window_parts import parts_of_pool
 
 TILE_ROWS = 32
@@ -185,8 +186,15 @@ def weight_bytes(plan: Plan, repack: bool = True) -> int:
 
 
 def matrices(plan: Plan) -> set[int]:
-    """Those that products read, by place among the tensors."""
-    return {at for at, t in enumerate(plan.tensors) if t.values is None and len(t.shape) > 1}
+    """Those that products can read in the file, by place among the tensors: not those made of some
+    rows of what is there."""
+    return {
+        at
+        for at, tensor in enumerate(plan.tensors)
+        if tensor.values is None
+        and len(tensor.shape) > 1
+        and stored_name(tensor.name) == tensor.name
+    }
 
 
 def late_bytes(plan: Plan) -> int:

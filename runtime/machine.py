@@ -135,16 +135,16 @@ def memory(root: Path = ROOT) -> Memory:
     lines = (read(root / "proc/meminfo") or "").splitlines()
     kib = {line.split(":")[0]: int(line.split()[1]) for line in lines if len(line.split()) > 1}
     total, available = kib.get("MemTotal", 0) << 10, kib.get("MemAvailable", 0) << 10
-    swap = kib.get("SwapFree", 0) << 10
+    swap, host = kib.get("SwapFree", 0) << 10, total
     for folder in cgroup_folders(root, "memory"):
         for limit, used in (
             ("memory.max", "memory.current"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes"),
         ):
             both = [read(folder / limit) or "", read(folder / used) or ""]
-            if not all(part.isdigit() for part in both) or int(both[0]) >= total:
+            if not all(part.isdigit() for part in both) or int(both[0]) >= host:
                 continue  # "max", or what version 1 says for it
-            total, swap = int(both[0]), 0
+            total, swap = min(total, int(both[0])), 0
             left = int(both[0]) - int(both[1]) + reclaimable_bytes(folder)
             available = min(available, max(0, left))
     return Memory(total, available, swap)

@@ -174,7 +174,8 @@ def load_model(
             gives_back=gives_back,
             guesses=guesses,
         )
-        if likely_executor(executor)[1] == "native":
+        is_raw_asked = repack is False
+        if likely_executor(executor, isa)[1] == "native":
             guessing = None
             if guesses and config.nextn:  # with logits of all tokens: at most that
                 guessing = record_nextn(config, StoredWeights(file.tensors), max_rows)
@@ -205,7 +206,7 @@ def load_model(
             isa=isa,
             kv_type=kv_type,
         )
-        asked = {"mmap_experts": mmap_experts, "no-repack": repack is False}
+        asked = {"mmap_experts": mmap_experts, "no-repack": is_raw_asked}
         if any(asked.values()) and not hasattr(runner, "late_bytes"):
             options = " and ".join(name for name, is_asked in asked.items() if is_asked)
             raise UnsupportedError(

@@ -25,7 +25,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 COMPILER = "aarch64-linux-gnu-gcc"
 # As csrc/CMakeLists.txt has them.
-FLAGS = ("-std=gnu11", "-O3", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off")
+FLAGS = (
+    *("-std=gnu11", "-O3", "-DNDEBUG", "-fPIC", "-fvisibility=hidden"),
+    *("-ffp-contract=off", "-fno-math-errno"),
+)
 AS_WRITTEN = "-fno-schedule-insns"
 LEVELS = {
     "neon": ("-march=armv8-a", AS_WRITTEN),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from martlet.runtime.errors import MartletError
 from martlet.scripts import options
 from martlet.scripts.console import print_json
 
@@ -74,12 +75,21 @@ def bench_speculate(
     chances = [float(word) for word in acceptance.split(",")]
     shares = [float(word) for word in lookup_share.split(",")] if lookup_share else []
     is_lookup = bool(lookup or shares)
+    if sum((is_lookup, draft is not None, own)) > 1:
+        raise MartletError("one kind of guess a run: --lookup or --lookup-share, --draft, or --own")
+    if is_lookup and draft_vocab:
+        raise MartletError("--draft-vocab is for --draft or --own: a lookup has no output matrix")
     context = 2048 if is_lookup else PROMPT_TOKENS + decode + 1
     with (
         open_model(model, **load.arguments(context=context)) as opened,
         open_drafter(opened, draft, draft_vocab=draft_vocab) as drafter,
     ):
         drafter = drafter or (own_drafter(opened, "auto") if own else None)
+        if own and drafter is None:
+            raise MartletError(
+                "the file has no block that guesses (`martlet inspect` shows nextn tensors where "
+                "there is one): leave --own out, or take another file"
+            )
         one_row_ms, costs = measured_costs(opened)
         if is_lookup:
             cases = lookup_cases(opened, lookup or [], shares, batches, decode)

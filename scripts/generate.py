@@ -65,7 +65,7 @@ def open_engine(
     from martlet.runtime.nextn_drafter import own_drafter
     from martlet.runtime.speculation import speculation_of
 
-    check_draft(draft, speculate)
+    check_draft(draft, speculate, draft_vocab)
     shares = [adapter.share for adapter in model.adapters]
     with open_drafter(model, draft, speculate, draft_vocab) as drafter:
         drafter = drafter or own_drafter(model, speculate)
@@ -87,10 +87,15 @@ def open_engine(
             engine.close()
 
 
-def check_draft(draft: str | None, speculate: str) -> None:
-    """Raises MartletError where a model is to guess and guesses are off."""
-    if draft and speculate == "off":
-        raise MartletError("--draft guesses nothing with --speculate off; say auto, or how many")
+def check_draft(draft: str | None, speculate: str, draft_vocab: str | None = None) -> None:
+    """Raises MartletError where something is said of guesses and they are off."""
+    if speculate != "off":
+        return
+    for option, value in (("--draft", draft), ("--draft-vocab", draft_vocab)):
+        if value:
+            raise MartletError(
+                f"{option} guesses nothing with --speculate off; say auto, or how many"
+            )
 
 
 @contextlib.contextmanager
@@ -108,13 +113,14 @@ def open_drafter(
         if words and own is None:
             raise MartletError(
                 "--draft-vocab is for what guesses by an output matrix: say --draft MODEL, or take "
-                "a file with a block that guesses, and leave --speculate off out"
+                "a file with a block that guesses"
             )
         yield own
         return
     executor = model.executor
     alike = {"executor": executor.name, "threads": getattr(executor, "n_threads", None)}
     alike |= {"context": model.context, "gives_back": False, "words": words}
+    alike |= {"repack": getattr(executor, "repack", None)}
     with open_model(spec, **alike) as small:
         yield DraftModel(small, model.tokenizer)
 

@@ -144,7 +144,7 @@ def serve(
     for option, given in (("--lora", lora), ("--draft", draft), ("--draft-vocab", draft_vocab)):
         if given and is_shelf:
             raise MartletError(f"{option} is for one model that stays; serve this one by itself")
-    check_draft(draft, speculate)
+    check_draft(draft, speculate, draft_vocab)
     arguments = load.arguments(context=context, kv_bytes=kv_bytes, lora=lora, speculate=speculate)
     served = ServerOptions(
         api_keys=keys,

@@ -107,5 +107,13 @@ def memory_of(path: Path, arguments: dict[str, Any], max_rows: int = 256) -> int
         pool = size_pool(plan, config, BLOCK_TOKENS, kv_type=kv_type, guesses=guesses, **sizes)
         own = nextn if guesses else None
         n_threads = choose_threads(arguments["threads"]).count
-        need = pool.need(plan, own, BLOCK_TOKENS, kv_type, guesses, n_threads=n_threads)
+        need = pool.need(
+            plan,
+            own,
+            BLOCK_TOKENS,
+            kv_type,
+            guesses,
+            n_threads=n_threads,
+            mmap_experts=arguments["mmap_experts"],
+        )
         return need.raw_bytes + file.n_bytes if arguments["repack"] is False else need.packed_bytes

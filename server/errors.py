@@ -12,7 +12,13 @@ from typing import Any
 
 from fastapi.responses import JSONResponse
 
-from ..runtime.errors import ContextTooLong, MartletError, QueueFull, RequestError
+from ..runtime.errors import (
+    ContextTooLong,
+    MartletError,
+    NotEnoughMemory,
+    QueueFull,
+    RequestError,
+)
 
 MAX_MESSAGE_CHARS = 1000
 RETRY_AFTER_S = 1
@@ -103,6 +109,10 @@ def from_typed(error: MartletError) -> ApiError:
     if isinstance(error, QueueFull):
         headers = {"Retry-After": str(RETRY_AFTER_S)}
         return ApiError(503, str(error), "unavailable_error", code="queue_full", headers=headers)
+    if isinstance(error, NotEnoughMemory):  # another model may be unloaded by then
+        headers = {"Retry-After": str(RETRY_AFTER_S)}
+        code = "model_memory_full"
+        return ApiError(503, str(error), "unavailable_error", code=code, headers=headers)
     if isinstance(error, RequestError):
         return refused(str(error), param=error.field)
     return fault(str(error))

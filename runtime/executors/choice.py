@@ -53,16 +53,25 @@ def create_executor(
     raise RequestError("; ".join([*reasons, "choose executor='reference'"]))
 
 
-def likely_executor(name: str) -> tuple[type, str, str]:
+def likely_executor(name: str, isa: str | None = None) -> tuple[type, str, str]:
     """The class that create_executor would take, its name, and why. A plan may be beyond it."""
     if name != "auto":
         return executor_class(name), name, "asked for"
     reasons: list[str] = []
+    slow: list[tuple[type, str]] = []
     for candidate in _AUTO:
         try:
-            return executor_class(candidate), candidate, "; ".join(reasons)
+            found = executor_class(candidate)
         except (ImportError, OSError, MartletError) as error:
             reasons.append(f"{candidate} is not available: {error}")
+            continue
+        why_slow = getattr(found, "why_slow", lambda: None)()
+        if not why_slow or isa is not None:
+            return found, candidate, "; ".join(reasons)
+        reasons.append(f"{candidate}: {why_slow}")
+        slow.append((found, candidate))
+    for found, candidate in slow:
+        return found, candidate, "; ".join(reasons)
     raise RequestError("; ".join([*reasons, "choose executor='reference'"]))
 
 

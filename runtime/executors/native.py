@@ -22,6 +22,7 @@ from ...quant.codebooks import MAGNITUDES as CODEBOOKS
 from ...quant.codebooks import packed_codebook
 from ...quant.formats import FORMATS
 from ..errors import FileFormatError, ModelError
+from ..estimate import matrices
 from ..machine import choose_threads
 from ..ops import ABI_VERSION, BUFFER_DTYPE, KV_LAYER_DTYPE, OP_DTYPE, KvType
 from ..plan import Plan, PlanTensor
@@ -309,18 +310,19 @@ class NativeExecutor:
         ops, buffers, kv_layers = plan.op_records(), plan.buffer_records(), plan.kv_records()
         states, inputs = (np.array(n, np.int32) for n in (plan.states, plan.inputs))
         tensors = new("mt_tensor[]", len(plan.tensors))
+        in_file = frozenset() if repack else matrices(plan)
         keep: list[Any] = [ops, buffers, kv_layers, states, inputs, tensors]
         for at, (record, tensor) in enumerate(zip(tensors, plan.tensors, strict=True)):
             fmt, values = _tensor_bytes(tensor, weights)
             data = cast(values)
             record.format, record.n_bytes, record.data = fmt, values.nbytes, data
             record.flags = self._lib.MT_TENSOR_MAPPED if _is_file_map(values) else 0
-            lib, is_matrix = self._lib, tensor.values is None and len(tensor.shape) > 1
+            lib = self._lib
             if tensor.stays:
                 record.flags = lib.MT_TENSOR_STAYS
             elif at in late and record.flags:
                 record.flags |= lib.MT_TENSOR_LATE
-            elif is_matrix and not repack:
+            elif at in in_file:
                 record.flags |= lib.MT_TENSOR_RAW
             outlives = record.flags & ~lib.MT_TENSOR_MAPPED
             if outlives:

@@ -128,6 +128,15 @@ def test_memory_is_limited_by_the_cgroup(root: Path) -> None:
     assert memory(root) == machine.Memory(2048 << 10, 1536 << 10)
 
 
+def test_memory_that_an_outer_cgroup_has_given_away_is_not_free(root: Path) -> None:
+    write(root, "proc/meminfo", "MemTotal: 16384 kB\nMemFree: 1 kB\nMemAvailable: 12288 kB")
+    write(root, "proc/self/cgroup", "0::/pod/app")
+    for folder, limit, used in (("pod/app", 1024, 128), ("pod", 8192, 8000)):
+        write(root, f"sys/fs/cgroup/{folder}/memory.max", str(limit << 10))
+        write(root, f"sys/fs/cgroup/{folder}/memory.current", str(used << 10))
+    assert memory(root) == machine.Memory(1024 << 10, 192 << 10)
+
+
 def test_this_machine_has_threads_and_memory() -> None:
     assert choose_threads().count >= 1
     assert 0 < memory().available_bytes <= memory().total_bytes

@@ -80,6 +80,15 @@ def test_sizes_are_those_of_the_estimate(arch: str, fmt: str) -> None:
     executor.close()
 
 
+@pytest.mark.parametrize("name", ["deepseek2", "qwen35", "gemma4-shared"])
+def test_weights_made_of_some_rows_of_others_are_packed_and_counted(name: str) -> None:
+    model = TinyModel(*recorded_model(name, "Q8_0"))
+    plan = model.plan()
+    executor = NativeExecutor(plan, model.weights, n_blocks=4, n_threads=1, repack=False)
+    assert executor.weight_bytes == formulas.weight_bytes(plan, repack=False)
+    executor.close()
+
+
 @pytest.mark.skipif(IS_SANITIZED, reason="memory comes from malloc then")
 @pytest.mark.skipif(not CLEAR.exists(), reason="this system does not tell memory")
 def test_no_memory_but_the_files_is_taken(tmp_path: Path) -> None:

@@ -65,6 +65,24 @@ def test_outputs_of_tasks_are_dictated(tmp_path: Path, capsys: pytest.CaptureFix
         list(read_tasks(tasks, None))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--own",), "no block that guesses"),
+        (("--own", "--lookup-share", "0.5"), "one kind of guess"),
+        (("--lookup-share", "0.5", "--draft-vocab", "10"), "a lookup has no output matrix"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture, options: tuple[str, ...], said: str
+) -> None:
+    path = write_tiny_model(tmp_path / "tiny.gguf")
+    with pytest.raises(SystemExit) as ended:
+        main(["bench-speculate", str(path), "--executor", "reference", *options])
+    assert ended.value.code == 1
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.9, 1.0])
 def test_made_outputs_repeat_as_much_as_is_asked_for(share: float) -> None:
     made = copying_task(share, ScriptedTokenizer(), 400)

@@ -43,7 +43,7 @@ def test_two_models_in_the_memory_of_one(tiny_file: Path, tmp_path: Path) -> Non
     from martlet.scripts.serve_many import memory_of
 
     arguments = {"context": 64, "kv_type": "f16", "threads": None, "kv_bytes": 1 << 20}
-    arguments |= {"speculate": "auto", "repack": None}
+    arguments |= {"speculate": "auto", "repack": None, "mmap_experts": False}
     limit = ["--max-memory", str(int(memory_of(tiny_file, arguments) * 1.5))]
     with subprocess.Popen([*command, *options, *limit], stdout=subprocess.PIPE, text=True) as child:
         try:
