@@ -39,15 +39,16 @@ class Machine:
     in_sample: bool = True
 
 
+# None with AVX2: qemu 7.2 gives zeros in some products there, which processors get right. The tests
+# themselves run on one of these.
 MACHINES = (
     Machine("kvm64", False, "neither SSSE3 nor SSE4.1"),
     Machine("Penryn", False, "SSE4.1"),
-    Machine("SandyBridge", False, "AVX, but not AVX2", in_sample=False),
-    Machine("Haswell", False, "AVX2"),
+    Machine("SandyBridge", False, "AVX, but not AVX2"),
     Machine("cortex-a53", True, "NEON"),
     Machine("cortex-a72", True, "NEON", in_sample=False),
     Machine("cortex-a76", True, "the dot product"),
-    Machine("max", True, "the dot product of mixed signs"),
+    Machine("max", True, "products of matrices (i8mm)"),
 )
 
 

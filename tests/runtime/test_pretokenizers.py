@@ -10,7 +10,7 @@ from martlet.runtime.tokenizer_bpe import BYTE_OF_LETTER, merges_from_ranks
 
 GOLDEN = Path(__file__).parents[1] / "data" / "tokenizer" / "pretokenizers.json"
 ROWS = {id(row): name for name, row in PRE_TOKENIZERS.items()}  # one name per row
-LONG_MS = 1000  # bound of one long text; a quadratic pattern needs minutes
+LONG_MS = 10_000  # bound of one long text; a quadratic pattern needs minutes
 
 
 def pieces(name: str, text: str) -> list[str]:
