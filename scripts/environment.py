@@ -235,7 +235,7 @@ def prepare(root: Path, extras: Sequence[str], *, native_must_build: bool = Fals
     wanted = Stamp(wanted.root, wanted.fingerprint, tuple(sorted({*kept, *extras})))
     make_venv(venv, fresh=before is not None and before.root != wanted.root)
     start = time.monotonic()
-    say("installing martlet and what it needs (one to three minutes the first time)")
+    say("installing martlet and what it needs (first time: one to three minutes, more if busy)")
     stamp_path.unlink(missing_ok=True)
     # On Windows CMake also finds a Visual Studio that is not on the PATH.
     install(venv, root, wanted.extras, native=compiler is not None or os.name == "nt")
