@@ -30,35 +30,23 @@ def create_executor(
 ) -> tuple[Executor, str]:
     """The executor and one line on why it was taken. Options that are None are left out."""
     options = {key: value for key, value in options.items() if value is not None}
-    if name != "auto":
-        return _create(name, plan, weights, options), f"{name}: asked for"
-    reasons: list[str] = []
-    slow: list[str] = []  # works here, but another may be faster
-    for candidate in _AUTO:
-        try:
-            found = executor_class(candidate)
-        except (ImportError, OSError, MartletError) as error:
-            reasons.append(f"{candidate} is not available: {error}")
-            continue
-        why_slow = getattr(found, "why_slow", lambda: None)()
-        if why_slow and "isa" not in options:
-            reasons.append(f"{candidate}: {why_slow}")
-            slow.append(candidate)
-            continue
-        executor = _create(candidate, plan, weights, options)
-        return executor, "; ".join([*reasons, f"{candidate}: the fastest available"])
-    for candidate in slow:
-        executor = _create(candidate, plan, weights, options)
-        return executor, "; ".join([*reasons, f"{candidate}: taken all the same"])
-    raise RequestError("; ".join([*reasons, "choose executor='reference'"]))
+    _, chosen, reasons, verdict = _choose(name, options.get("isa"))
+    executor = _create(chosen, plan, weights, options)
+    return executor, "; ".join([*reasons, f"{chosen}: {verdict}"])
 
 
 def likely_executor(name: str, isa: str | None = None) -> tuple[type, str, str]:
     """The class that create_executor would take, its name, and why. A plan may be beyond it."""
+    found, chosen, reasons, verdict = _choose(name, isa)
+    return found, chosen, "; ".join(reasons) if name == "auto" else verdict
+
+
+def _choose(name: str, isa: str | None) -> tuple[type, str, list[str], str]:
+    """The class, its name, what spoke against others, and what for this one."""
     if name != "auto":
-        return executor_class(name), name, "asked for"
+        return executor_class(name), name, [], "asked for"
     reasons: list[str] = []
-    slow: list[tuple[type, str]] = []
+    slow: list[tuple[type, str]] = []  # works here, but another may be faster
     for candidate in _AUTO:
         try:
             found = executor_class(candidate)
@@ -67,11 +55,11 @@ def likely_executor(name: str, isa: str | None = None) -> tuple[type, str, str]:
             continue
         why_slow = getattr(found, "why_slow", lambda: None)()
         if not why_slow or isa is not None:
-            return found, candidate, "; ".join(reasons)
+            return found, candidate, reasons, "the fastest available"
         reasons.append(f"{candidate}: {why_slow}")
         slow.append((found, candidate))
     for found, candidate in slow:
-        return found, candidate, "; ".join(reasons)
+        return found, candidate, reasons, "taken all the same"
     raise RequestError("; ".join([*reasons, "choose executor='reference'"]))
 
 
