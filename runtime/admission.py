@@ -29,11 +29,13 @@ def checked_prompt(
             f"prompt token ids must be integers from 0 to {vocab_size - 1}", field="prompt"
         )
     highest = max(params.logit_bias, default=0)
-    if highest >= vocab_size:
-        raise RequestError(
-            f"logit_bias names token {highest}; the vocabulary ends at {vocab_size - 1}",
-            field="logit_bias",
-        )
+    named = {"logit_bias": highest, "stop_token_ids": max(params.stop_token_ids, default=0)}
+    for field, token_id in named.items():
+        if token_id >= vocab_size:
+            raise RequestError(
+                f"{field} names token {token_id}; the vocabulary ends at {vocab_size - 1}",
+                field=field,
+            )
     return ids.astype(np.int32)
 
 
@@ -86,11 +88,12 @@ def check_whole(n_prompt: int, step_rows: int | None) -> None:
 
 
 def check_constraint(constraint: Constraint | None, params: SamplingParams) -> None:
-    if constraint and params.ignore_eos:
-        raise RequestError(
-            "ignore_eos: a constrained answer ends where its grammar ends; leave it out",
-            field="ignore_eos",
-        )
+    for field in ("ignore_eos", "min_tokens", "stop_token_ids"):
+        if constraint and getattr(params, field):
+            raise RequestError(
+                f"{field}: a constrained answer ends where its grammar ends; leave it out",
+                field=field,
+            )
 
 
 def check_terms(service: Service, deadline_ms: float | None) -> None:

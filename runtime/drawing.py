@@ -7,7 +7,10 @@ requests, how tokens are drawn (sampling.py).
 from __future__ import annotations
 
 import time
+from collections.abc import Set
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from .events import FinishReason, TokenEvent
 from .rejection import Distribution, Guess, settle
@@ -21,6 +24,7 @@ from .sampling import (
     token_logprob,
     weighed,
 )
+from .sampling_params import SamplingParams
 from .stats import Counts
 from .vocabulary import Vocabulary
 
@@ -44,6 +48,11 @@ def draw_token(
     """The request owns one token more. logits (vocab_size,); best_id: the first of the best.
     guess: what is taken if it may count as a draw (rejection.py)."""
     params, constraint = request.params, request.constraint
+    ends = ends_of(params, tokenizer)
+    may_end = request.n_output >= params.min_tokens
+    of_model = logits
+    if not may_end:
+        logits, best_id = without(logits, ends)
     asked: dict[str, Any] = {
         "n_prompt": request.n_prompt,
         "tokens": request.tokens,
@@ -60,9 +69,9 @@ def draw_token(
         token_id = settle(guess, Distribution(ids, weights), coin, instead)
     if constraint:
         constraint.accept(token_id)
-    logprob = None if params.logprobs is None else token_logprob(logits, token_id, params.logprobs)
-    is_end = token_id in tokenizer.eog_ids and not params.ignore_eos
-    text = "" if is_end else request.text.push(token_id)
+    logprob = None if params.logprobs is None else token_logprob(of_model, token_id, params.logprobs)
+    is_end = token_id in ends
+    text = "" if is_end else request.text.push(token_id, may_stop=may_end)
     now_ns = time.monotonic_ns()
     if request.first_token_ns is None:
         request.first_token_ns = now_ns
@@ -72,3 +81,16 @@ def draw_token(
     if is_end or request.text.stopped or (constraint and constraint.is_done):
         return Drawn(event, "stop")
     return Drawn(event, "length" if request.is_full else None)
+
+
+def ends_of(params: SamplingParams, tokenizer: Vocabulary) -> Set[int]:
+    """The tokens that end an answer."""
+    of_model: Set[int] = frozenset() if params.ignore_eos else tokenizer.eog_ids
+    return of_model | frozenset(params.stop_token_ids) if params.stop_token_ids else of_model
+
+
+def without(logits: Logits, ids: Set[int]) -> tuple[Logits, int]:
+    """A copy in which they cannot be drawn, and its best token."""
+    logits = logits.copy()
+    logits[list(ids)] = -np.inf
+    return logits, int(logits.argmax())

@@ -40,6 +40,7 @@ REAL_RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
 INTEGER_RANGES: Mapping[str, tuple[int, int, bool]] = MappingProxyType(
     {
         "top_k": (0, MAX_INT, False),
+        "min_tokens": (0, MAX_INT, False),
         "seed": (0, 2**SEED_BITS - 1, True),
         "max_tokens": (0, MAX_INT, True),
         "logprobs": (0, MAX_LOGPROBS, True),
@@ -69,6 +70,11 @@ class SamplingParams:
     """Most output tokens; None runs to the end of the context. 0 where the prompt is scored."""
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
+    """So many output tokens are drawn before one that ends the answer may be, and stop strings are
+    looked for in the text of those behind them."""
+    stop_token_ids: tuple[int, ...] = ()
+    """They end the answer as the model's own end tokens do, and show as no text."""
     logprobs: int | None = None
     """Number of alternatives to report with each token; 0 reports only the token's own."""
     prompt_logprobs: int | None = None
@@ -108,6 +114,14 @@ class SamplingParams:
             raise RequestError("stop must be a tuple of strings", field="stop")
         if "" in self.stop:
             raise RequestError("stop contains an empty string; leave it out", field="stop")
+        for token_id in self.stop_token_ids:
+            _check_integer("stop_token_ids", token_id, 0, MAX_INT)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens is {self.min_tokens}, above max_tokens, which is {self.max_tokens}; "
+                "lower it",
+                field="min_tokens",
+            )
         if self.speculate_rule not in (None, *RULES):
             raise RequestError(
                 f"speculate_rule is {_shown(self.speculate_rule)}; it must be one of "

@@ -36,12 +36,14 @@ class TextStream:
         self._hide_space = hide_first_space
         self._held = ""
 
-    def push(self, token_id: int) -> str:
-        """The text that may be shown now; "" while a character or a stop may be unfinished."""
+    def push(self, token_id: int, *, may_stop: bool = True) -> str:
+        """The text that may be shown now; "" while a character or a stop may be unfinished.
+
+        `may_stop` False: its text belongs to no stop string. Never again once it was True."""
         if self.stopped:
             return ""
         raw = self._tokenizer.token_bytes(token_id, special=token_id in self._show_ids)
-        return self._release(self._utf8.decode(raw))
+        return self._release(self._utf8.decode(raw), may_stop)
 
     def finish(self) -> str:
         """All that was held back. Bytes that never became a character show as one U+FFFD."""
@@ -52,10 +54,10 @@ class TextStream:
             text, self._held = text + self._held, ""
         return text
 
-    def _release(self, text: str) -> str:
+    def _release(self, text: str, may_stop: bool = True) -> str:
         if self._hide_space and text:
             text, self._hide_space = text.removeprefix(" "), False
-        if not self._stops:
+        if not self._stops or not may_stop:
             return text
         held = self._held + text
         for end, character in enumerate(text, start=len(self._held) + 1):

@@ -35,6 +35,7 @@ class OpenAiWriter:
         }
         self.has_logprobs = request.n_logprobs is not None
         self.include_usage = bool(request.stream_options.include_usage)
+        self.has_token_ids = request.return_token_ids
         self.continuous_usage = bool(request.stream_options.continuous_usage_stats)
         self._choices = [ChoiceWriter(self, choice) for choice in reply.choices]
 
@@ -81,10 +82,20 @@ class OpenAiWriter:
 
     def _of_prompt(self, choice: Choice) -> Json:
         n_top, logprobs = self.reply.request.prompt_logprobs, choice.prompt_logprobs
+        told = self.prompt_ids(choice)
         if n_top is None or logprobs is None:
-            return {}
+            return told
         ids = self.reply.prompt_ids[choice.index]
-        return {"prompt_logprobs": prompt_logprobs(self.reply.tokenizer, ids, logprobs, n_top)}
+        scores = prompt_logprobs(self.reply.tokenizer, ids, logprobs, n_top)
+        return {**told, "prompt_logprobs": scores}
+
+    def prompt_ids(self, choice: Choice) -> Json:
+        """Where they were asked for, under vLLM's name."""
+        ids = self.reply.prompt_ids[choice.index]
+        return {"prompt_token_ids": [*map(int, ids)]} if self.has_token_ids else {}
+
+    def token_ids(self, tokens: Sequence[TokenEvent]) -> Json:
+        return {"token_ids": [event.token_id for event in tokens]} if self.has_token_ids else {}
 
     def chunk(self, content: Json) -> Json:
         return {**self.head, "object": self.shape.chunk_object, **content}
@@ -103,7 +114,7 @@ class OpenAiWriter:
         content = self.shape.body(choice, self.reply.echoes[choice.index])
         entry = choice_entry(index, content, logprobs, choice.reason)
         of_prompt = self._of_prompt(choice) if self.shape.has_choice_prompts else {}
-        return {**entry, "seed": choice.finish.seed, **of_prompt}
+        return {**entry, **self.token_ids(choice.tokens), "seed": choice.finish.seed, **of_prompt}
 
 
 def with_echo(
@@ -124,16 +135,19 @@ class ChoiceWriter:
     choice: Choice
     is_open: bool = False
     held: list[TokenEvent] = field(default_factory=list)
-    """Tokens whose logprobs wait for the text they belong to."""
+    """Tokens whose logprobs or ids wait for the text they belong to."""
+    of_prompt: Json = field(default_factory=dict)
+    """What the next chunk tells of the prompt."""
 
     def __post_init__(self) -> None:
         self.logprobs = self.answer.logprob_writer()
         # What is the same in every chunk of text is written once.
         self._frame = frame(sse(self._chunk(self.answer.shape.piece(""), None)))
+        self.of_prompt = self.answer.prompt_ids(self.choice)
 
     def token(self, event: TokenEvent, parts: list[Part]) -> str:
         opening = "" if self.is_open else self._open()
-        if self.logprobs:
+        if self.logprobs or self.answer.has_token_ids:
             self.held.append(event)
         return opening + self._text(parts)
 
@@ -166,7 +180,7 @@ class ChoiceWriter:
     def _piece(self, text: str) -> str:
         if not text:
             return ""
-        if self.logprobs or self.answer.continuous_usage:
+        if self.logprobs or self.answer.has_token_ids or self.answer.continuous_usage:
             return self._entry(self.answer.shape.piece(text))
         before, after = self._frame
         return before + json.dumps(text) + after
@@ -175,13 +189,16 @@ class ChoiceWriter:
         logprobs = None
         if self.logprobs and self.held:
             logprobs = self.logprobs.write(self.held)
-        self.held.clear()
-        return sse(self._chunk(content, logprobs, end))
+        tokens, self.held = self.held, []
+        return sse(self._chunk({**content, **self.answer.token_ids(tokens)}, logprobs, end))
 
     def _chunk(self, content: Json, logprobs: Json | None, end: FinishEvent | None = None) -> Json:
         reason = self.choice.reason if end else None
         entry = choice_entry(self.choice.index, content, logprobs, reason)
-        extras: Json = {}
+        of_prompt, self.of_prompt = self.of_prompt, {}
+        is_here = self.answer.shape.has_choice_prompts
+        extras: Json = {} if is_here else of_prompt
+        entry |= of_prompt if is_here else {}
         if end:
             entry["seed"] = end.seed
             extras["timings"] = timings(end)

@@ -31,6 +31,7 @@ from .tool_fields import ToolFields
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 128
+MAX_STOP_IDS = 128
 
 
 def _biases(value: Any) -> Any:
@@ -127,7 +128,11 @@ class Sampled(Asked):
     stop: Annotated[list[str], BeforeValidator(stops, json_schema_input_type=str | list[str])] = (
         Field(default_factory=list)
     )
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_IDS)] = Field(
+        default_factory=list
+    )
     ignore_eos: bool = False
+    min_tokens: Count = 0
     logit_bias: Annotated[dict[int, Number], BeforeValidator(_biases)] = Field(default_factory=dict)
     presence_penalty: Number = 0.0
     frequency_penalty: Number = 0.0
@@ -142,6 +147,7 @@ class Sampled(Asked):
         "min_p",
         "seed",
         "ignore_eos",
+        "min_tokens",
         "presence_penalty",
         "frequency_penalty",
         "repetition_penalty",
@@ -161,10 +167,13 @@ class Sampled(Asked):
     def sampling(self, vocab_size: int) -> SamplingParams:
         for token_id in self.logit_bias:
             check_token_id(token_id, vocab_size, "logit_bias")
+        for token_id in self.stop_token_ids:
+            check_token_id(token_id, vocab_size, "stop_token_ids")
         return SamplingParams(
             **{name: getattr(self, name) for name in self.SAMPLING},
             max_tokens=min((n for n in self.limits if n is not None), default=None),
             stop=tuple(self.stop),
+            stop_token_ids=tuple(self.stop_token_ids),
             logprobs=self.n_logprobs,
             prompt_logprobs=self.n_prompt_logprobs,
         )
@@ -181,6 +190,7 @@ class Generation(Sampled, FormFields):
     max_tokens: Positive | None = None
     max_completion_tokens: Positive | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    return_token_ids: bool = False
 
     @property
     def n_asks(self) -> int:

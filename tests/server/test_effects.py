@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -70,6 +71,13 @@ def client() -> Iterator[httpx.Client]:
 HOT: dict[str, Any] = {"temperature": 5, "seed": 1}
 COLD: dict[str, Any] = {"temperature": 0}
 AS = "a" * 12
+END_AT = ("a" * 4, "a" * 8)
+
+
+def until_b(text: str) -> str:
+    assert "b" in text[1:], "a case of something"
+    return text[: text.index("b")]
+
 
 # field -> (what is asked beside it, its value, what the text of 12 tokens is without and with it)
 EFFECTS: dict[str, tuple[dict[str, Any], Any, Callable[[str, str], bool]]] = {
@@ -84,6 +92,8 @@ EFFECTS: dict[str, tuple[dict[str, Any], Any, Callable[[str, str], bool]]] = {
         True,
         lambda bare, text: bare == "aaaa" and text == "aaaa",
     ),
+    "min_tokens": ({**COLD, "prompt": "p" * 16}, 8, lambda bare, text: (bare, text) == END_AT),
+    "stop_token_ids": ({"prompt": "p" * 8, **HOT}, [98], lambda bare, text: text == until_b(bare)),
     "logit_bias": (COLD, {"97": -100}, lambda bare, text: text == "b" * 12),
     "presence_penalty": (COLD, 2, lambda bare, text: len(set(text)) > 1),
     "frequency_penalty": (COLD, 2, lambda bare, text: len(set(text)) > 2),
@@ -118,8 +128,46 @@ def test_each_field_shows(client: httpx.Client, field: str) -> None:
 
 def test_no_field_of_the_sampler_was_forgotten() -> None:
     limits = {"max_tokens", "max_completion_tokens"}
-    assert set(EFFECTS) == {*Sampled.SAMPLING, "stop", *limits}
+    lists = {"stop", "stop_token_ids"}
+    assert set(EFFECTS) == {*Sampled.SAMPLING, *lists, *limits}
     assert set(EFFECTS) <= Generation.model_fields.keys()
+
+
+def test_stop_strings_count_behind_the_least_length(client: httpx.Client) -> None:
+    body = {"prompt": "p", "max_tokens": 12, "stop": "aa", "min_tokens": 5, **COLD}
+    choice = client.post(PATH, json=body).json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("aaaaa", "stop")
+    wrong: dict[str, tuple[str, dict[str, Any]]] = {
+        "min_tokens is 13": ("min_tokens", {"min_tokens": 13}),
+        f"vocabulary has {VOCAB_SIZE}": ("stop_token_ids", {"stop_token_ids": [VOCAB_SIZE]}),
+        "a constrained answer": ("min_tokens", {"guided_regex": "[ab]+"}),
+    }
+    for message, (param, fields) in wrong.items():
+        error = assert_refused(client.post(PATH, json={**body, **fields}))
+        assert message in error["message"] and error["param"] == param
+
+
+@pytest.mark.parametrize("of_chat", [False, True])
+def test_token_ids_whole_and_streamed(client: httpx.Client, of_chat: bool) -> None:
+    asked: dict[str, Any] = {"max_tokens": 12, "return_token_ids": True, "stop": "cc", **HOT}
+    asked |= {"messages": [{"role": "user", "content": "p"}]} if of_chat else {"prompt": "p"}
+    path = "/v1/chat/completions" if of_chat else PATH
+    whole = client.post(path, json=asked).json()
+    (choice,) = whole["choices"]
+    prompt = (whole if of_chat else choice)["prompt_token_ids"]
+    assert len(choice["token_ids"]) == whole["usage"]["completion_tokens"]
+    assert prompt[-1] == ord("p") if not of_chat else ord("p") in prompt
+    assert len(prompt) == whole["usage"]["prompt_tokens"]
+
+    answer = client.post(path, json={**asked, "stream": True}).text
+    chunks = [json.loads(line[6:]) for line in answer.splitlines() if line.startswith("data: {")]
+    entries = [entry for chunk in chunks for entry in chunk["choices"]]
+    assert sum((entry["token_ids"] for entry in entries), []) == choice["token_ids"]
+    told = [entry["prompt_token_ids"] for entry in (chunks if of_chat else entries)
+            if "prompt_token_ids" in entry]  # fmt: skip
+    assert told == [prompt], "once, with the first chunk"
+    without = client.post(path, json={**asked, "return_token_ids": False}).text
+    assert "token_ids" not in without
 
 
 # ---- suffix --------------------------------------------------------------------------------------
