@@ -50,7 +50,7 @@ def draw_token(
     params, constraint = request.params, request.constraint
     ends = ends_of(params, tokenizer)
     may_end = request.n_output >= params.min_tokens
-    of_model = logits
+    raw = logits
     if not may_end:
         logits, best_id = without(logits, ends)
     asked: dict[str, Any] = {
@@ -69,7 +69,7 @@ def draw_token(
         token_id = settle(guess, Distribution(ids, weights), coin, instead)
     if constraint:
         constraint.accept(token_id)
-    logprob = None if params.logprobs is None else token_logprob(of_model, token_id, params.logprobs)
+    logprob = None if params.logprobs is None else token_logprob(raw, token_id, params.logprobs)
     is_end = token_id in ends
     text = "" if is_end else request.text.push(token_id, may_stop=may_end)
     now_ns = time.monotonic_ns()

@@ -43,13 +43,20 @@ def chat(
 ) -> None:
     """Talk with MODEL. Figures of each answer go to stderr."""
     from martlet.runtime.sampling_params import SamplingParams
-    from martlet.scripts.generate import chat_template, open_engine, open_model, system_message
+    from martlet.scripts.generate import (
+        chat_template,
+        check_draft,
+        open_engine,
+        open_model,
+        system_message,
+    )
 
     params = SamplingParams(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, max_tokens=n
     )
     arguments = load.arguments(context=context, lora=lora, speculate=speculate)
     guesses = speculate, draft, speculate_rule.value, draft_vocab
+    check_draft(draft, speculate, draft_vocab)
     with open_model(model, **arguments) as opened, open_engine(opened, *guesses) as engine:
         chat_template(opened)  # a model without one is refused before anything is typed
         note(f"{model}, {opened.context} tokens of context. {HELP}")

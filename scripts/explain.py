@@ -134,6 +134,7 @@ def speed_of(
     if record and record.speed:
         known, source = record.speed, "of the record"
     else:
+        note("measuring what this machine reads and multiplies: half a minute if it is idle")
         known, source = measure_speed(options, span_bytes), "measured now"
     found = (known.int8_macs, known.f32_macs, known.n_bytes)
     values = [theirs if mine is None else mine for mine, theirs in zip(given, found, strict=True)]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from martlet.quant.errors import MartletError
 from martlet.scripts.console import byte_progress, note
 from martlet.scripts.models import find_model
+from martlet.scripts.scored_text import read_text
 
 if TYPE_CHECKING:
     from martlet.runtime.draft_words import ChoiceOfWords
@@ -65,7 +66,6 @@ def open_engine(
     from martlet.runtime.nextn_drafter import own_drafter
     from martlet.runtime.speculation import speculation_of
 
-    check_draft(draft, speculate, draft_vocab)
     shares = [adapter.share for adapter in model.adapters]
     with open_drafter(model, draft, speculate, draft_vocab) as drafter:
         drafter = drafter or own_drafter(model, speculate)
@@ -88,7 +88,9 @@ def open_engine(
 
 
 def check_draft(draft: str | None, speculate: str, draft_vocab: str | None = None) -> None:
-    """Raises MartletError where something is said of guesses and they are off."""
+    """Before a model is opened: raises MartletError where something is said of guesses and they
+    are off, and what words_of raises."""
+    words_of(draft_vocab)
     if speculate != "off":
         return
     for option, value in (("--draft", draft), ("--draft-vocab", draft_vocab)):
@@ -126,7 +128,7 @@ def open_drafter(
 
 
 def words_of(draft_vocab: str | None) -> ChoiceOfWords | None:
-    """N, or N:FILE with a text to count tokens in. Raises MartletError."""
+    """N, or N:FILE with a text to count tokens in. Raises MartletError, OSError."""
     from martlet.runtime.draft_words import Words, frequent_words
 
     if draft_vocab is None:
@@ -134,10 +136,7 @@ def words_of(draft_vocab: str | None) -> ChoiceOfWords | None:
     count, _, path = draft_vocab.partition(":")
     if not count.isdecimal():
         raise MartletError(f"--draft-vocab is {draft_vocab!r}, expected N or N:FILE")
-    try:
-        text = Path(path).read_text() if path else ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise MartletError(f"--draft-vocab {draft_vocab}: {error}") from error
+    text = read_text(Path(path)) if path else ""
 
     def choose(vocabulary: WritableVocabulary) -> Words:
         ids = vocabulary.encode(text, add_special=False, parse_special=False)

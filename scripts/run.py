@@ -39,7 +39,7 @@ def run(
 ) -> None:
     """Complete PROMPT; the figures line on stderr says how long it took."""
     from martlet.runtime.sampling_params import SamplingParams
-    from martlet.scripts.generate import open_engine, open_model, prompt_ids, stream
+    from martlet.scripts.generate import check_draft, open_engine, open_model, prompt_ids, stream
     from martlet.scripts.tracing import open_trace
 
     params = SamplingParams(
@@ -55,6 +55,7 @@ def run(
     arguments = load.arguments(context=context, lora=lora, speculate=speculate)
     pieces: list[str] = []
     guesses = speculate, draft, speculate_rule.value, draft_vocab
+    check_draft(draft, speculate, draft_vocab)
     with (
         open_trace(trace) as written,
         open_model(model, trace=written, **arguments) as opened,

@@ -38,6 +38,7 @@ def serve_options(arguments: argparse.Namespace) -> list[str]:
 def main() -> None:
     arguments = parse_arguments()
     enter(__file__, ())
+    print("starting martlet", file=sys.stderr, flush=True)  # its imports take seconds at first
     options = serve_options(arguments)
     if arguments.once is None:
         from martlet.scripts.cli import main as martlet

@@ -94,6 +94,31 @@ def test_a_traceback_only_when_asked_for(martlet: Martlet, where: str, shown: bo
     assert ("Traceback" in done.stderr) == shown
 
 
+@pytest.mark.parametrize("command", [("run", "-p", "hi"), ("chat",), ("serve",)])
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--draft-vocab", "x"), "--draft-vocab is 'x'"),
+        (("--draft-vocab", "9:/none.txt"), "/none.txt: No such file"),
+        (("--draft-vocab", "9", "--speculate", "off"), "--draft-vocab guesses nothing"),
+        (("--draft", "m.gguf", "--speculate", "off"), "--draft guesses nothing"),
+    ],
+)
+def test_guesses_are_refused_before_a_model_is_opened(
+    tiny_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: tuple[str, ...],
+    options: tuple[str, ...],
+    told: str,
+) -> None:
+    from martlet.scripts import generate
+
+    monkeypatch.setattr(generate, "open_model", None)
+    result = CliRunner().invoke(cli.app, [command[0], str(tiny_file), *command[1:], *options])
+    assert result.exit_code == 1
+    assert told in only_line(result.stderr)
+
+
 def command_that(error: BaseException) -> typer.Typer:
     app = typer.Typer(cls=console.OneLineErrors, pretty_exceptions_enable=False)
 

@@ -144,7 +144,8 @@ def test_stop_strings_count_behind_the_least_length(client: httpx.Client) -> Non
     }
     for message, (param, fields) in wrong.items():
         error = assert_refused(client.post(PATH, json={**body, **fields}))
-        assert message in error["message"] and error["param"] == param
+        assert message in error["message"]
+        assert error["param"] == param
 
 
 @pytest.mark.parametrize("of_chat", [False, True])
@@ -162,9 +163,9 @@ def test_token_ids_whole_and_streamed(client: httpx.Client, of_chat: bool) -> No
     answer = client.post(path, json={**asked, "stream": True}).text
     chunks = [json.loads(line[6:]) for line in answer.splitlines() if line.startswith("data: {")]
     entries = [entry for chunk in chunks for entry in chunk["choices"]]
-    assert sum((entry["token_ids"] for entry in entries), []) == choice["token_ids"]
-    told = [entry["prompt_token_ids"] for entry in (chunks if of_chat else entries)
-            if "prompt_token_ids" in entry]  # fmt: skip
+    assert [id_ for entry in entries for id_ in entry["token_ids"]] == choice["token_ids"]
+    tellers = chunks if of_chat else entries
+    told = [teller["prompt_token_ids"] for teller in tellers if "prompt_token_ids" in teller]
     assert told == [prompt], "once, with the first chunk"
     without = client.post(path, json={**asked, "return_token_ids": False}).text
     assert "token_ids" not in without
