@@ -19,7 +19,7 @@
 /* ---- cffi begins ---- */
 
 enum {
-    MT_ABI_VERSION = 23,
+    MT_ABI_VERSION = 24,
     MT_MOST_GUESSES = 64, /* rows of a sequence that may be taken back */
     MT_ERR_BYTES = 256    /* size of the message buffer that a failing call fills */
 };
@@ -324,6 +324,12 @@ mt_limits *mt_limits_create(int32_t isa, int32_t n_threads, int64_t buffer_bytes
 double mt_limits_measure(mt_limits *limits, int32_t kind, int64_t span_bytes, double seconds);
 void mt_limits_free(mt_limits *limits);
 
+/* A read-only map of a file from now on reads as zeros where the system would end the process: the
+ * file has become shorter, or its disk fails. -1: it is not watched. Nobody may unmap it meanwhile. */
+int32_t mt_map_watch(const void *start, int64_t n_bytes);
+int32_t mt_map_is_lost(int32_t map); /* whether that has happened */
+void mt_map_unwatch(int32_t map);
+
 /* ---- cffi ends ---- */
 
 /* Declared once more with visibility for the library itself. */
@@ -358,5 +364,8 @@ MT_API mt_limits *mt_limits_create(int32_t isa, int32_t n_threads, int64_t buffe
 MT_API double mt_limits_measure(mt_limits *limits, int32_t kind, int64_t span_bytes,
                                 double seconds);
 MT_API void mt_limits_free(mt_limits *limits);
+MT_API int32_t mt_map_watch(const void *start, int64_t n_bytes);
+MT_API int32_t mt_map_is_lost(int32_t map);
+MT_API void mt_map_unwatch(int32_t map);
 
 #endif

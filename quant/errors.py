@@ -28,5 +28,9 @@ class NotAFile(MartletError):
     """The place where a file was to be written is a folder, a device or a pipe."""
 
 
+class FileChanged(MartletError):
+    """A file was written to or cut short while it was read."""
+
+
 class InUse(MartletError):
     """Another process is writing the file."""

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from .errors import MartletError
+from .file_map import map_under
 from .gguf_part import GGUFPart, GGUFTensor
 from .gguf_shards import read_set
 
@@ -52,7 +53,8 @@ class GGUFFile:
     def drop_pages(self) -> None:
         """Gives back the memory of what was read so far; a page read again comes from the file."""
         if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
-            maps = {id(m): m for m in map(_map_under, self.tensors.values()) if m is not None}
+            data = (tensor.data for tensor in self.tensors.values())
+            maps = {id(m): m for m in map(map_under, data) if m is not None}
             for mapped in maps.values():
                 mapped.madvise(mmap.MADV_DONTNEED)
 
@@ -74,9 +76,3 @@ class GGUFFile:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _map_under(tensor: GGUFTensor) -> mmap.mmap | None:
-    base = tensor.data.base
-    base = base.obj if isinstance(base, memoryview) else base
-    return base if isinstance(base, mmap.mmap) else None

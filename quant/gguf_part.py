@@ -11,9 +11,6 @@ Called by `gguf_shards.py`. The file is hostile until checked: see `Cursor` for 
 """
 
 import math
-import mmap
-import os
-import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from .errors import FileFormatError, MartletError, UnsupportedError
+from .file_map import FileMap
 from .formats import FORMATS, FORMATS_BY_ID, Format
 from .gguf_cursor import UINT32, Cursor, quoted
 from .gguf_field import Field
@@ -93,9 +91,9 @@ def read_stored_fields(path: Path) -> dict[str, Field]:
     return _read(path, _parse_fields)
 
 
-def _read(path: Path, parse: Callable[[Path, mmap.mmap], _T]) -> _T:
+def _read(path: Path, parse: Callable[[Path, FileMap], _T]) -> _T:
     try:
-        mapped = _map(path)
+        mapped = FileMap.open(path)
         try:
             return parse(path, mapped)
         except MartletError:
@@ -107,17 +105,7 @@ def _read(path: Path, parse: Callable[[Path, mmap.mmap], _T]) -> _T:
         raise FileFormatError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def _map(path: Path) -> mmap.mmap:
-    # A pipe or device has no size to check against, and opening one may block.
-    if not stat.S_ISREG(os.stat(path).st_mode):
-        raise FileFormatError("is not a regular file")
-    with open(path, "rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:  # mmap refuses this with a ValueError
-            raise FileFormatError("is empty; a GGUF header has 24 bytes")
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-
-def _parse(path: Path, mapped: mmap.mmap) -> GGUFPart:
+def _parse(path: Path, mapped: FileMap) -> GGUFPart:
     cursor = Cursor(mapped)
     version = _read_version(cursor)
     n_tensors = cursor.count(_LEAST_TENSOR_BYTES, "tensor")
@@ -134,7 +122,7 @@ def _parse(path: Path, mapped: mmap.mmap) -> GGUFPart:
     return GGUFPart(path, len(mapped), version, alignment, metadata, tensors)
 
 
-def _parse_fields(path: Path, mapped: mmap.mmap) -> dict[str, Field]:
+def _parse_fields(path: Path, mapped: FileMap) -> dict[str, Field]:
     cursor = Cursor(mapped)
     _read_version(cursor)
     cursor.count(_LEAST_TENSOR_BYTES, "tensor")

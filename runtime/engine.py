@@ -32,7 +32,7 @@ from .block_table import BlockTable
 from .constraint import Constraint
 from .drafts import NO_DRAFT, Draft
 from .drawing import draw_token
-from .errors import MartletError, ModelError, UnsupportedError
+from .errors import FileChanged, MartletError, ModelError, UnsupportedError
 from .events import Event, FinishReason
 from .executors import Executor
 from .kv_blocks import BlockPool
@@ -310,6 +310,8 @@ class Engine:
         try:
             logits, hidden = self._run(granted)
             reads.check(logits, hidden)
+        except FileChanged:
+            raise  # there is no model any more
         except Exception as error:
             # The keys and values of these rows are unknown now; those of others are untouched.
             for item in granted:
@@ -404,12 +406,27 @@ class Engine:
         return logits, self._executor.hidden if step.n_hidden else NO_HIDDEN
 
     def _loop(self) -> None:
-        while self._mailbox.wait_for_work():
-            try:
-                self.step()
-            except Exception as error:  # a bug of ours: nobody may be left waiting for ever
-                for request in self.scheduler.unfinished():
-                    self._fail(request, error)
+        try:
+            while self._mailbox.wait_for_work():
+                try:
+                    self.step()
+                except FileChanged:
+                    raise
+                except Exception as error:  # a bug of ours: nobody may be left waiting for ever
+                    self._fail_all(error)
+        except BaseException as error:
+            self._die(error)
+
+    def _die(self, error: BaseException) -> None:
+        """Nobody will be answered any more, and whoever waits is told so now."""
+        log.critical("the engine thread ends: %s", error or type(error).__name__)
+        self._mailbox.close()
+        self._take_mail()
+        self._fail_all(error)
+
+    def _fail_all(self, error: BaseException) -> None:
+        for request in self.scheduler.unfinished():
+            self._fail(request, error)
 
     def _take_mail(self) -> None:
         arrived, cancelled = self._mailbox.take()
@@ -452,7 +469,7 @@ class Engine:
             self._finish(request, ends_by, end_ns=event.time_ns)
         return event.token_id
 
-    def _fail(self, request: Request, error: Exception) -> None:
+    def _fail(self, request: Request, error: BaseException) -> None:
         log.error("request %s failed", request.id, exc_info=error)
         kind = "" if isinstance(error, MartletError) else f"{type(error).__name__}: "
         self._finish(request, "error", error=(kind + str(error)).splitlines()[0])

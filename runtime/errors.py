@@ -3,10 +3,11 @@
 Owns: the errors a caller of Engine can meet. Must not know: HTTP statuses or how they are shown.
 """
 
-from ..quant.errors import FileFormatError, MartletError, UnsupportedError
+from ..quant.errors import FileChanged, FileFormatError, MartletError, UnsupportedError
 
 __all__ = [
     "ContextTooLong",
+    "FileChanged",
     "FileFormatError",
     "MartletError",
     "ModelError",

@@ -41,13 +41,17 @@ class Outbox:
 
     def _deliver(self) -> None:
         self._is_held = True  # an owner may cause more events, which come after these
-        while self._events:
-            request, event = self._events.popleft()
-            try:
-                request.on_event(event)
-            except Exception as error:
-                if request.state is State.FINISHED:
-                    log.error("on_event of request %s failed", request.id, exc_info=error)
-                else:
-                    self._on_failure(request, error)
-        self._is_held = False
+        try:
+            while self._events:
+                self._hand_over(*self._events.popleft())
+        finally:  # whatever ends the engine's thread, the last events still go out
+            self._is_held = False
+
+    def _hand_over(self, request: Request, event: Event) -> None:
+        try:
+            request.on_event(event)
+        except Exception as error:
+            if request.state is State.FINISHED:
+                log.error("on_event of request %s failed", request.id, exc_info=error)
+            else:
+                self._on_failure(request, error)

@@ -38,6 +38,8 @@ class ServerOptions:
     max_body_bytes: int = 16 << 20
     body_s: float = 30.0
     """A request's body must have arrived by then."""
+    head_s: float = 30.0
+    """From a connection, or from the first byte after an answer, to the end of a request's head."""
     max_request_s: float | None = None
     """No request may take longer, whatever deadline it brings."""
     max_per_client: int = 0

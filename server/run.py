@@ -33,6 +33,7 @@ from .load import last_step
 from .options import ADDRESSES, ANY, LOOPBACK_NAMES, ServerOptions, is_loopback
 from .shelf import Loaded, Shelf
 from .switch import create_shelf_app
+from .wire import WireLimits, most_connections, protocol
 
 DEFAULT_PORT = 8080
 DEFAULT_QUEUE = 64
@@ -87,7 +88,7 @@ def serve(
             options=options,
             limits=limits,
         )
-        run_app(held.app, listener, on_ready, on_drain, options.drain_s, held.close)
+        run_app(held.app, listener, on_ready, on_drain, options, held.close)
 
 
 def serve_shelf(
@@ -102,7 +103,7 @@ def serve_shelf(
     """As serve does, over several models that are loaded when they are asked for."""
     app = create_shelf_app(shelf, options_for_host(options, host))
     with listener:
-        run_app(app, listener, on_ready, on_drain, options.drain_s, shelf.close)
+        run_app(app, listener, on_ready, on_drain, options, shelf.close)
 
 
 def hold(
@@ -198,16 +199,10 @@ def run_app(
     listener: socket.socket,
     on_ready: Callable[[str], None],
     on_drain: Callable[[int], None],
-    drain_s: float,
+    options: ServerOptions,
     end_answers: Callable[[], None],
 ) -> None:
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        timeout_graceful_shutdown=FAREWELL_S,
-    )
+    config = uvicorn_config(app, options)
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     server = Polite(
@@ -215,7 +210,7 @@ def run_app(
         app.state.lifecycle,
         on_ready=lambda: on_ready(f"http://{shown}:{port}"),
         on_drain=on_drain,
-        drain_s=drain_s,
+        drain_s=options.drain_s,
         end_answers=end_answers,
     )
     try:
@@ -224,6 +219,17 @@ def run_app(
             server.run(sockets=[listener])
     finally:
         end_answers()
+
+
+def uvicorn_config(app: Any, options: ServerOptions) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=protocol(WireLimits(options.head_s, most_connections())),
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=FAREWELL_S,
+    )
 
 
 class Polite(uvicorn.Server):

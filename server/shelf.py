@@ -53,6 +53,11 @@ class Place:
         return self.loaded is not None and not self.n_users
 
     @property
+    def is_broken(self) -> bool:
+        """Its engine has ended by itself, and will answer nothing any more."""
+        return self.loaded is not None and not self.loaded.service.engine.is_alive
+
+    @property
     def stays_s(self) -> float:
         """Seconds from now until it goes, if nobody asks for it."""
         gone_s = 0.0 if self.n_users else time.monotonic() - self.left_s
@@ -94,7 +99,7 @@ class Shelf:
     async def use(self, place: Place, keep_alive_s: float | None = None) -> AsyncIterator[Loaded]:
         """Loads it where needed; it stays for as long as this lasts, and for keep_alive_s after
         that; None: as long as was said before. Raises ApiError and what loading raises."""
-        if place.loaded is None:
+        if place.loaded is None or place.is_broken:
             async with self._changing:
                 await self._load(place)
                 place.n_users += 1
@@ -123,6 +128,8 @@ class Shelf:
                 place.loaded.close()
 
     async def _load(self, place: Place) -> None:
+        if place.is_broken and place.is_idle:
+            await self._unload(place)
         if place.loaded is None:  # another request may have loaded it meanwhile
             await self._make_room(place)
             place.loaded = await asyncio.to_thread(place.load, self.lifecycle)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.resources
 import math
-import mmap
 import os
 import re
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from cffi import FFI
 
 from ...quant.codebooks import MAGNITUDES as CODEBOOKS
 from ...quant.codebooks import packed_codebook
+from ...quant.file_map import map_under
 from ...quant.formats import FORMATS
 from ..errors import FileFormatError, ModelError
 from ..estimate import matrices
@@ -28,6 +28,7 @@ from ..ops import ABI_VERSION, BUFFER_DTYPE, KV_LAYER_DTYPE, OP_DTYPE, KvType
 from ..plan import Plan, PlanTensor
 from ..step import MOST_GUESSES, Step, check_adapters, check_given
 from ..weights import WeightSource, finite_values, not_finite
+from .file_maps import FileMaps
 from .native_draw import NativeDrawer
 
 _LIBRARIES = ("libmartlet.so", "libmartlet.dylib", "martlet.dll")
@@ -186,12 +187,14 @@ class NativeExecutor:
         self._error = self._ffi.new("char[]", self._lib.MT_ERR_BYTES)
         self._stays: list[Any] = []  # what C reads for as long as it lives
         late = plan.experts_alone() if mmap_experts and repack else frozenset()
+        self._maps = FileMaps(self._ffi, self._lib)
         plan_c, keep = self._plan(plan, weights, late, repack)
         self.repack = repack
         self._names = [(tensor.name, tensor.shape) for tensor in plan.tensors]
         bad = self._ffi.new("mt_bad_value *")
         self._engine = self._lib.mt_engine_create(plan_c, options, bad, self._error)
         del keep  # C has copied or repacked everything
+        self._maps.loaded()
         if not self._engine and bad.tensor >= 0:
             raise self._not_finite(bad)
         if not self._engine:
@@ -238,6 +241,7 @@ class NativeExecutor:
             self._lib.mt_engine_bad(self._engine, bad)
             if bad.tensor >= 0:
                 raise self._not_finite(bad)
+        self._maps.check()
         self._check(status)
         self.hidden = hidden
         return logits
@@ -292,6 +296,7 @@ class NativeExecutor:
     def close(self) -> None:
         if self._engine:
             self._lib.mt_engine_free(self._engine)
+            self._maps.close()
             self._stays.clear()
             self._engine = None
 
@@ -313,10 +318,12 @@ class NativeExecutor:
         in_file = frozenset() if repack else matrices(plan)
         keep: list[Any] = [ops, buffers, kv_layers, states, inputs, tensors]
         for at, (record, tensor) in enumerate(zip(tensors, plan.tensors, strict=True)):
+            if tensor.values is None:
+                self._maps.watch(weights.data(tensor.name))
             fmt, values = _tensor_bytes(tensor, weights)
             data = cast(values)
             record.format, record.n_bytes, record.data = fmt, values.nbytes, data
-            record.flags = self._lib.MT_TENSOR_MAPPED if _is_file_map(values) else 0
+            record.flags = self._lib.MT_TENSOR_MAPPED if map_under(values) is not None else 0
             lib = self._lib
             if tensor.stays:
                 record.flags = lib.MT_TENSOR_STAYS
@@ -327,6 +334,7 @@ class NativeExecutor:
             outlives = record.flags & ~lib.MT_TENSOR_MAPPED
             if outlives:
                 self._stays += [values, data]
+                self._maps.watch(values, stays=True)
             record.rows = math.prod(tensor.shape[:-1])
             record.cols = tensor.shape[-1]
             keep += [values, data]
@@ -389,18 +397,6 @@ def _check_lengths(step: Step) -> None:
             raise ModelError(f"the step has {n_seqs} sequences, but {n_found} {name}")
     if len(step.seq_start) != n_seqs + 1:
         raise ModelError(f"the step has {n_seqs} block tables, but {len(step.seq_start)} starts")
-
-
-def _is_file_map(values: np.ndarray) -> bool:
-    """Whether the array is a read-only view of a mapped file."""
-    base: object = values
-    while isinstance(base, np.ndarray):
-        if base.flags.writeable:
-            return False
-        base = base.base
-    while isinstance(base, memoryview):
-        base = base.obj
-    return isinstance(base, mmap.mmap)
 
 
 def _tensor_bytes(tensor: PlanTensor, weights: WeightSource) -> tuple[int, np.ndarray]:

@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from martlet.runtime.engine import Engine
+from martlet.runtime.errors import FileChanged, ModelError
 from martlet.runtime.events import Event, FinishEvent
 from martlet.runtime.latency import Timings
 from martlet.runtime.sampling import SamplingParams
 
+from ..server.serving import wait_until
 from .harness import Answer, ask, engine_of, run_all
 from .scripted import VOCAB_SIZE, ScriptedExecutor, reply_text
 
@@ -199,6 +202,21 @@ def test_a_bug_in_the_loop_leaves_nobody_waiting() -> None:
         good = submit(engine, PROMPT, max_tokens=2)
         assert good.done.wait(LONG_S)
     assert good.finish.reason == "length"
+
+
+@pytest.mark.parametrize("error", [SystemExit(), FileChanged("m.gguf was changed")])
+def test_a_thread_that_ends_tells_all_who_wait(error: BaseException) -> None:
+    """Those whose turn has not come as well, and those who ask afterwards."""
+    with started(max_running=1, executor={"seconds_per_step": 0.05}) as (engine, executor):
+        executor.fail_next = error
+        answers = [submit(engine, PROMPT) for _ in range(3)]
+        for answer in answers:
+            assert answer.done.wait(LONG_S)
+            assert answer.finish.reason == "error"
+            assert (str(error) or type(error).__name__) in (answer.finish.error or "")
+        wait_until(lambda: not engine.is_alive)
+        with pytest.raises(ModelError, match="closed"):
+            submit(engine, PROMPT)
 
 
 # ---- timings -------------------------------------------------------------------------------------

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gc
-import mmap
 from pathlib import Path
 
 import numpy as np
 import pytest
+from martlet.quant.file_map import FileMap
 from martlet.runtime.executors.native import NativeExecutor
 from martlet.runtime.models import record_plan
 from martlet.runtime.weights import StoredTensor, StoredWeights
@@ -39,8 +39,7 @@ def written(model: TinyModel, path: Path) -> dict[str, tuple[int, StoredTensor]]
 
 
 def mapped(places: dict[str, tuple[int, StoredTensor]], path: Path) -> StoredWeights:
-    with path.open("rb") as file:
-        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    memory = FileMap.open(path)
     return StoredWeights(
         {
             name: StoredTensor(

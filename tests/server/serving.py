@@ -14,18 +14,17 @@ import uvicorn
 from martlet.runtime.engine import Engine
 from martlet.runtime.tokenizer import Tokenizer
 from martlet.server import ServerOptions, create_app
-from martlet.server.run import open_socket
+from martlet.server.run import open_socket, uvicorn_config
 
 from .scripted_engine import ScriptedEngine
 
 
 @contextlib.contextmanager
-def running_app(app: Any) -> Iterator[str]:
+def running_app(app: Any, options: ServerOptions | None = None) -> Iterator[str]:
     """A real uvicorn on a free loopback port, in a thread; gives its address."""
     listener = open_socket("127.0.0.1", 0)
-    config = uvicorn.Config(
-        app, log_level="error", access_log=False, lifespan="off", timeout_graceful_shutdown=1
-    )
+    config = uvicorn_config(app, options or ServerOptions())
+    config.timeout_graceful_shutdown = 1
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
@@ -39,10 +38,12 @@ def running_app(app: Any) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def client_of(app: Any, *, timeout_s: float = 30) -> Iterator[httpx.Client]:
+def client_of(
+    app: Any, options: ServerOptions | None = None, *, timeout_s: float = 30
+) -> Iterator[httpx.Client]:
     """A client of a real server that runs this app."""
     with (
-        running_app(app) as url,
+        running_app(app, options) as url,
         httpx.Client(base_url=url, timeout=timeout_s, trust_env=False) as client,
     ):
         yield client
@@ -55,14 +56,11 @@ def serving_engine(
     """A client of a server over a real engine, which is started and closed."""
     engine.start()
     try:
+        terms = ServerOptions(**options)
         app = create_app(
-            engine,
-            tokenizer,
-            model_name="tiny",
-            context=engine.context,
-            options=ServerOptions(**options),
+            engine, tokenizer, model_name="tiny", context=engine.context, options=terms
         )
-        with client_of(app, timeout_s=timeout_s) as client:
+        with client_of(app, terms, timeout_s=timeout_s) as client:
             yield client
     finally:
         engine.close()
@@ -73,15 +71,16 @@ def serving(
     engine: ScriptedEngine, *, model_name: str = "tiny", **options: Any
 ) -> Iterator[httpx.Client]:
     """A client of a server over this engine."""
+    terms = ServerOptions(**options)
     app = create_app(
         engine,
         engine.tokenizer,
         model_name=model_name,
         context=engine.context,
         max_unfinished=engine.max_unfinished,
-        options=ServerOptions(**options),
+        options=terms,
     )
-    with client_of(app) as client:
+    with client_of(app, terms) as client:
         yield client
 
 

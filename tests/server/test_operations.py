@@ -23,7 +23,15 @@ from martlet.server.bridge import Ask, Job, Patience, SlowReader
 
 from ..runtime.scripted import ScriptedExecutor
 from .scripted_engine import ScriptedEngine, byte_tokenizer, says
-from .serving import assert_refused, assert_works, chat_body, running_app, serving, wait_until
+from .serving import (
+    assert_refused,
+    assert_works,
+    chat_body,
+    running_app,
+    serving,
+    serving_engine,
+    wait_until,
+)
 
 PATH = "/v1/chat/completions"
 ROOT = Path(__file__).parents[2]
@@ -53,6 +61,25 @@ def test_b79_health_tells_of_a_dead_engine(caplog: pytest.LogCaptureFixture) -> 
             assert "engine thread has ended" in answer.json()["reason"]
         assert assert_refused(client.post(PATH, json=chat_body()), 503)["code"] == "engine_dead"
         assert client.get("/stats").json()["state"] == "dead"
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_whoever_waits_for_an_engine_that_dies_is_told_at_once(is_stream: bool) -> None:
+    """Without signs of life nobody would ask for minutes whether it is there."""
+
+    def end_the_thread(history: Any) -> int:
+        if len(history) > 30:
+            raise SystemExit
+        return ord("x")
+
+    tokenizer = byte_tokenizer()
+    engine = Engine(ScriptedExecutor(end_the_thread), tokenizer, context=64)
+    with serving_engine(engine, tokenizer, ping_s=0, timeout_s=10) as client:
+        answer = client.post(PATH, json=chat_body(stream=is_stream))
+        assert answer.status_code == (200 if is_stream else 500)
+        assert "SystemExit" in answer.text
+        wait_until(lambda: client.get("/health").status_code == 503)
+        assert assert_refused(client.post(PATH, json=chat_body()), 503)["code"] == "engine_dead"
 
 
 def test_b54_a_stream_ends_when_the_engine_has_died() -> None:

@@ -256,6 +256,17 @@ def test_a_model_that_does_not_load_is_an_error_in_words() -> None:
         assert text(ask(client, "a")) == "I am a"
 
 
+def test_a_model_whose_engine_has_ended_is_loaded_again() -> None:
+    models = Models()
+    with serving(models) as client:
+        assert text(ask(client, "a")) == "I am a"
+        models.engines["a"].is_alive = False
+        assert client.get("/health").status_code == 503
+        assert text(ask(client, "a")) == "I am a"
+        assert client.get("/health").status_code == 200
+        assert models.loads["a"] == 2
+
+
 @pytest.mark.parametrize("path", [PATH, "/api/chat", "/v1/models"])
 def test_the_doors_are_those_of_the_whole_server(path: str) -> None:
     models = Models()
