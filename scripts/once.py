@@ -37,15 +37,24 @@ def answer_once(model: str, prompt: str, max_tokens: int, options: Sequence[str]
 
 @contextlib.contextmanager
 def running_server(model: str, options: Sequence[str]) -> Iterator[str]:
-    """The address of its generating route, found in the curl line it prints when it is ready."""
-    command = [sys.executable, "-m", "martlet.scripts.cli", "serve", model, "--port", "0"]
+    """The address of its generating route."""
+    with serving_process([model], options) as (url, _):
+        yield url
+
+
+@contextlib.contextmanager
+def serving_process(
+    models: Sequence[str], options: Sequence[str]
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """And the process; the address is found in the curl line it prints when it is ready."""
+    command = [sys.executable, "-m", "martlet.scripts.cli", "serve", *models, "--port", "0"]
     with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdout is not None
             found = re.search(r"http://[^/\s]+/v1/\S+", child.stdout.readline())
             if not found:
                 raise OnceError(f"the server ended with code {child.wait()}; its error is above")
-            yield found.group()
+            yield found.group(), child
         finally:
             child.terminate()
             try:

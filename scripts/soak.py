@@ -3,15 +3,18 @@ Owns the visitors and the verdict: every request ended, no block is lost, memory
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
+from martlet.quant.errors import MartletError
 from martlet.scripts import options
 from martlet.scripts.console import note
 from martlet.scripts.options import parse_bytes
@@ -28,6 +31,8 @@ N_PREFIXES = 8
 MOST_ANSWERS = 4  # to one prompt
 MOST_OUTPUT = 48
 MOST_WAITING = 64
+HOURS_KV_BYTES = 128 << 20
+"""Of the server that is driven for hours: too little for all, so that it preempts and evicts."""
 
 
 def soak(
@@ -48,15 +53,34 @@ def soak(
             parser=parse_bytes, metavar="SIZE", help="Resident memory may grow by it after warm-up."
         ),
     ] = "16M",  # type: ignore[assignment]
-    clients: Annotated[int, typer.Option(min=1, help="At a time, of a URL.")] = 64,
+    clients: Annotated[int, typer.Option(min=1, help="At a time, of a URL and with --hours.")] = 64,
     health_ms: Annotated[
         float, typer.Option(min=0, help="p99 of /health meanwhile may be that, of a URL.")
     ] = 200.0,
+    hours: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Instead: a server with all there is, for so long."),
+    ] = None,
+    others: Annotated[
+        list[str] | None,
+        typer.Option("--with", metavar="MODEL", help="With --hours: a model that comes and goes."),
+    ] = None,
+    record: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="With --hours: what was found, as JSON.")
+    ] = None,
     executor: options.ExecutorOption = options.ExecutorName.auto,
     threads: options.ThreadsOption = None,
     kv_type: options.KvTypeOption = options.KvTypeName.f16,
 ) -> None:
     """Serve random REQUESTS, with cancellations and shared prefixes, and check what is left."""
+    if hours is not None:
+        sizes = ["--context", str(context), "--kv-bytes", str(kv_bytes or HOURS_KV_BYTES)]
+        more = ["--executor", executor.value, "--kv-type", kv_type.value]
+        more += ["--threads", str(threads)] if threads else []
+        soak_for([model, *(others or [])], hours, clients, seed, [*sizes, *more], record)
+        return
+    if others or record:
+        raise MartletError("--with and --record belong to --hours")
     if model.startswith("http://"):
         from martlet.scripts.soak_http import HttpSoak
 
@@ -80,6 +104,35 @@ def soak(
         finally:
             engine.close()
     conclude(requests, run.summary(), run.faults(tolerance))
+
+
+def soak_for(
+    models: list[str],
+    hours: float,
+    clients: int,
+    seed: int,
+    serve_options: list[str],
+    record: Path | None,
+) -> None:
+    from martlet.scripts.conditions import machine_conditions, martlet_versions
+    from martlet.scripts.soak_hours import Load, LongSoak
+
+    conditions = {**martlet_versions(), **machine_conditions()}
+    run = LongSoak(Load(models, serve_options), hours * 3600, clients, seed)
+    run.run()
+    summary = run.summary()
+    if record:
+        facts = {"conditions": conditions, "models": models, "options": serve_options}
+        record.write_text(json.dumps({**facts, **summary}, indent=1) + "\n")
+    for fault, n in run.faults.most_common():
+        note(f"FAILED: {n} times {fault}")
+    print(
+        f"{summary['right']} answers as alone, {summary['left_within_the_answer']} left, "
+        f"{hours:g} h, {clients} clients; memory at most {summary['peak_bytes'] / 1e6:.0f} MB; "
+        f"{'failed' if run.faults else 'all well'}"
+    )
+    if run.faults:
+        raise typer.Exit(1)
 
 
 def conclude(n_requests: int, summary: str, faults: list[str]) -> None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from martlet.runtime.aggregates import percentile
 from martlet.scripts.console import note
+from martlet.scripts.soak_questions import words
 
 PATH = "/v1/completions"
 N_QUESTIONS = 24
@@ -238,18 +239,12 @@ def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
 
 def _questions(draw: Random) -> list[Question]:
     """Prompts that begin alike, so that they share blocks."""
-    prefixes = [_words(draw) for _ in range(N_PREFIXES)]
+    prefixes = [words(draw, MOST_PROMPT_WORDS) for _ in range(N_PREFIXES)]
     return [
         Question(
-            prompt=draw.choice(prefixes) + _words(draw),
+            prompt=draw.choice(prefixes) + words(draw, MOST_PROMPT_WORDS),
             max_tokens=draw.randrange(1, MOST_OUTPUT + 1),
             seed=seed,
         )
         for seed in range(N_QUESTIONS)
     ]
-
-
-def _words(draw: Random) -> str:
-    letters = "aeioudnrstl"
-    n = draw.randrange(1, MOST_PROMPT_WORDS)
-    return "".join("".join(draw.choices(letters, k=draw.randrange(1, 8))) + " " for _ in range(n))
