@@ -11,13 +11,15 @@ from martlet.scripts.errors import PullError
 from martlet.scripts.models import check_cache_space
 
 ADDRESS = re.compile(r"hf:(?P<repo>[^/\s]+/[^/\s]+)/(?P<file>[^\s]+\.gguf)")
+ABOVE = frozenset({"", ".", ".."})
+"""Parts of a path that lead out of it, or nowhere."""
 SHARD = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 def parse_address(spec: str) -> tuple[str, list[str]]:
     """(repository, files): one file, or every shard of the set the named shard belongs to."""
     match = ADDRESS.fullmatch(spec)
-    if not match:
+    if not match or not ABOVE.isdisjoint(spec.removeprefix("hf:").split("/")):
         raise PullError(f"{spec!r} is not hf:ORG/REPO/FILE.gguf; write for example hf:me/m/m.gguf")
     shard = SHARD.fullmatch(match["file"])
     if not shard:

@@ -214,3 +214,10 @@ def _check_type(headers: Headers) -> None:
             f"content type {kind[:80]!r}; send Content-Type: application/json",
             code="unsupported_media_type",
         )
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":  # a few bytes of it could become gigabytes
+        raise ApiError(
+            415,
+            f"content encoding {encoding[:80]!r}; send the body as it is",
+            code="unsupported_content_encoding",
+        )

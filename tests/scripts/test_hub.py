@@ -62,7 +62,18 @@ def test_a_file_in_a_folder_of_the_repository() -> None:
     assert hub.parse_address("hf:me/repo/q4/m.gguf") == ("me/repo", ["q4/m.gguf"])
 
 
-@pytest.mark.parametrize("spec", ["hf:", "hf:me/m.gguf", "hf:me/repo/m.bin", "hf:me/repo/a b.gguf"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "hf:",
+        "hf:me/m.gguf",
+        "hf:me/repo/m.bin",
+        "hf:me/repo/a b.gguf",
+        "hf:me/repo/../m.gguf",
+        "hf:../repo/m.gguf",
+        "hf:me/repo//m.gguf",
+    ],
+)
 def test_a_malformed_address_is_refused(spec: str) -> None:
     with pytest.raises(PullError, match="hf:ORG/REPO/FILE"):
         find(spec)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import json
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -162,6 +164,17 @@ def test_b120_keyless_on_the_network_knows_addresses_and_its_own_name() -> None:
 def test_large_body_is_refused_by_its_length(client: httpx.Client) -> None:
     assert_refused(client.post(PATH, json=chat_body("x" * 3000)), 413)
     assert_works(client)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate, gzip", "br", "ZSTD"])
+def test_no_body_is_decompressed(client: httpx.Client, encoding: str) -> None:
+    headers = {"content-type": "application/json", "content-encoding": encoding}
+    body = gzip.compress(json.dumps(chat_body("hi")).encode())
+    error = assert_refused(client.post(PATH, content=body, headers=headers), 415)
+    assert error["code"] == "unsupported_content_encoding"
+    headers["content-encoding"] = "identity"
+    plain = client.post(PATH, content=json.dumps(chat_body("hi")), headers=headers)
+    assert plain.status_code == 200
 
 
 def test_large_body_without_length_is_refused_while_read(client: httpx.Client) -> None:

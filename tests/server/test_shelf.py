@@ -90,6 +90,15 @@ def test_each_request_goes_to_the_model_it_names() -> None:
         assert_refused(client.post(PATH, content="{", headers={"content-type": "application/json"}))
 
 
+@pytest.mark.parametrize("name", ["/etc/passwd", "../a", "./a", "a.gguf", "a/../a", "A", "a\x00"])
+def test_a_name_is_looked_up_and_never_a_path(name: str) -> None:
+    models = Models()
+    with serving(models) as client:
+        assert_refused(ask(client, name), 404)
+        assert client.get("/stats", params={"model": name}).status_code == 404
+    assert not models.loads
+
+
 def test_all_dialects_pick_their_model() -> None:
     with serving(Models()) as client:
         body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 50}
