@@ -28,30 +28,28 @@ from .admission import (
     checked_prompt,
     most_tokens,
 )
+from .assembly import scheduler_for
 from .block_table import BlockTable
 from .constraint import Constraint
-from .drafts import NO_DRAFT, Draft
 from .drawing import draw_token
-from .errors import FileChanged, MartletError, ModelError, UnsupportedError
+from .errors import FileChanged, MartletError, ModelError
 from .events import Event, FinishReason
 from .executors import Executor
-from .kv_blocks import BlockPool
+from .guessing import Guessing
 from .mailbox import Mailbox
 from .outbox import Outbox
 from .pace import Pace
 from .pooling import DEFAULT, NO_HIDDEN, Hidden
 from .prefix_store import DiskTier, PrefixStore, SavingExecutor
-from .prompt_scores import scored_rows
 from .readout import Read, Readers, Reads, read_prompt
 from .rejection import Guess
 from .request import Request, Scheduled, State
 from .sampling import NUMPY, Drawer, Logits
 from .sampling_params import CHOSEN_SEED_BITS, SamplingParams
-from .scheduler import Scheduler
 from .service import Service
 from .speculation import Speculation
-from .state_slots import STATE_EVERY, StateSlots
-from .stats import Counts, EngineStats
+from .state_slots import STATE_EVERY
+from .stats import Counts, EngineStats, snapshot
 from .step import Step, build_step
 from .textstream import TextStream
 from .timeline import Timeline
@@ -95,63 +93,28 @@ class Engine:
         speculation: guesses of several tokens, which steps check at once; the text stays the same.
         timeline: where it is written down what time went into.
         """
-        if executor.sees_ahead and prefix_store:
-            raise UnsupportedError(
-                "a model whose tokens see those after them cannot keep prefixes: with another end "
-                "they are others; leave the folder out"
-            )
+        if max_queue < 0 or (step_ms is not None and not step_ms > 0):  # NaN as well
+            raise ModelError(f"max_queue {max_queue} must be at least 0, step_ms {step_ms} above 0")
         self._tier = (
             DiskTier(prefix_store, cast(SavingExecutor, executor)) if prefix_store else None
         )
-        states = None
-        if executor.n_states:
-            states = StateSlots(
-                executor.n_states, executor.copy_state, state_every, executor.n_guesses
-            )
-            max_running = min(max_running, executor.n_states)
-            if prefix_store:
-                raise UnsupportedError(
-                    "a model with recurrent layers cannot keep prefixes on disk: their states are "
-                    "not saved; leave the folder out"
-                )
-        pool = BlockPool(
-            executor.n_blocks,
-            executor.block_tokens,
-            prefix_reuse=prefix_reuse and not executor.sees_ahead,
-            fingerprint=prefix_store.fingerprint if prefix_store else fingerprint,
-            tier=self._tier,
-            window=executor.window,
-            n_window_blocks=executor.n_window_blocks,
-            states=states,
-        )
-        is_timeless = step_ms is not None and not step_ms > 0  # NaN as well
-        if max_running < 1 or max_queue < 0 or (step_rows or 1) < 1 or is_timeless:
-            raise ModelError(
-                f"max_running {max_running} and step_rows {step_rows} must be at least 1, "
-                f"max_queue {max_queue} at least 0, step_ms {step_ms} above 0"
-            )
-        step_rows = min(step_rows or executor.max_rows, executor.max_rows)
         self.context = context
         self._adapters = tuple(adapters)
         self._pooling_type, self._generates = pooling_type, generates
-        self._whole_rows = step_rows if executor.sees_ahead else None
-        self._speculation = speculation
         self._pace = Pace(step_ms)
-        self.scheduler = Scheduler(
-            pool,
-            step_rows=step_rows,
+        self.scheduler = scheduler_for(
+            executor,
+            tokenizer.vocab_size,
             max_running=max_running,
+            step_rows=step_rows,
             prompt_rows=self._pace.prompt_rows,
-            scored_rows=scored_rows(tokenizer.vocab_size),
-            whole_prompts=executor.sees_ahead,
-            copy_block=executor.copy_block,
+            prefix_reuse=prefix_reuse,
+            fingerprint=fingerprint,
+            tier=self._tier,
+            state_every=state_every,
         )
-        alone = executor.n_blocks * executor.block_tokens
-        if pool.parts and not pool.parts.fits(pool.parts.share(alone), step_rows):
-            raise ModelError(
-                f"{executor.n_window_blocks} window blocks are too few for one request and steps "
-                f"of {step_rows} rows; give the KV pool more memory"
-            )
+        self._whole_rows = self.scheduler.step_rows if executor.sees_ahead else None
+        self._guessing = Guessing(speculation, self.scheduler)
         self._mailbox = Mailbox(self.scheduler.max_running + max_queue)
         self._executor = executor
         self._drawer: Drawer = getattr(executor, "drawer", NUMPY)
@@ -207,9 +170,7 @@ class Engine:
         request_id = request_id or secrets.token_hex(8)
         sees_ahead = self._executor.sees_ahead
         readers = Readers.of(params, len(prompt), self._pooling_type, sees_ahead)
-        speculation = self._speculation  # the engine's thread may switch it off meanwhile
-        rule = params.speculate_rule or (speculation.rule if speculation else "match")
-        seen_from = speculation.seen_from(len(prompt)) if speculation else None
+        rule, seen_from = self._guessing.terms(len(prompt))
 
         def make(arrival: int) -> Request:
             return Request(
@@ -231,7 +192,7 @@ class Engine:
                 service=service,
                 deadline_ms=deadline_ms,
                 adapters=shares,
-                rejects=rule == "reject",
+                rejects=(params.speculate_rule or rule) == "reject",
                 seen_from=None if readers.pooled else seen_from,
             )
 
@@ -242,31 +203,8 @@ class Engine:
         self._mailbox.cancel(request_id)
 
     def stats(self) -> EngineStats:
-        pool, counts = self.scheduler.pool, self._counts
-        running = len(self.scheduler.running)
-        return EngineStats(
-            running=running,
-            waiting=max(0, self._mailbox.n_unfinished - running),
-            blocks_total=pool.n_blocks,
-            blocks_used=pool.n_held,
-            blocks_cached=pool.n_cached,
-            tokens_prefilled=counts.prefilled,
-            tokens_decoded=counts.decoded,
-            tokens_cached=self.scheduler.n_cached_tokens,
-            tokens_recomputed=counts.recomputed,
-            steps=counts.steps,
-            rows=counts.rows,
-            preemptions=self.scheduler.n_preemptions,
-            finished=dict(counts.finished),
-            blocks_shared=pool.n_shared,
-            window_blocks_total=pool.parts.n_parts if pool.parts else 0,
-            window_blocks_used=pool.parts.n_needed if pool.parts else 0,
-            fragmentation=self.scheduler.fragmentation(),
-            prefix_misses=dict(counts.missed),
-            masks=counts.masks,
-            mask_seconds=counts.mask_s,
-            **(self._speculation.stats() if self._speculation else {}),
-        )
+        n_unfinished = self._mailbox.n_unfinished
+        return snapshot(self.scheduler, self._counts, n_unfinished, self._guessing.stats())
 
     @property
     def is_alive(self) -> bool:
@@ -305,7 +243,7 @@ class Engine:
                 raise ModelError("no waiting request fits into the idle pool")
             return False
         self._stamp_scheduled(granted)
-        granted, drafts = self._guess(granted)
+        granted, drafts = self._guessing.lengthen(granted)
         reads = Reads(granted, drafts)
         try:
             logits, hidden = self._run(granted)
@@ -318,7 +256,7 @@ class Engine:
                 self._fail(item.request, error)
             return True
         self._counts.count_step(granted)
-        self._show(granted, hidden)
+        self._guessing.see(granted, hidden)
         self.scheduler.commit(granted)
         with self._span("draw"), self._outbox.held():
             # Entries beyond the vocabulary are padding.
@@ -341,34 +279,6 @@ class Engine:
         except Exception as error:
             self._fail(request, error)
 
-    def _guess(self, granted: list[Scheduled]) -> tuple[list[Scheduled], list[Draft]]:
-        """The same items, some with rows for guessed tokens."""
-        if not self._speculation:
-            return granted, [NO_DRAFT] * len(granted)
-        try:
-            drafts = self._speculation.drafts(granted, self.scheduler.step_rows)
-        except Exception:  # a guess may cost a guess, and never an answer
-            self._guess_no_more()
-            return granted, [NO_DRAFT] * len(granted)
-        longer = [
-            self.scheduler.lengthen(item, draft.tokens)
-            for item, draft in zip(granted, drafts, strict=True)
-        ]
-        kept = [draft.first(item.n_draft) for item, draft in zip(longer, drafts, strict=True)]
-        return longer, kept
-
-    def _show(self, granted: Sequence[Scheduled], hidden: Hidden) -> None:
-        if not self._speculation:
-            return
-        try:
-            self._speculation.see(granted, hidden)
-        except Exception:
-            self._guess_no_more()
-
-    def _guess_no_more(self) -> None:
-        log.exception("guessing has failed and is switched off")
-        self._speculation = None
-
     def _extend(self, read: Read) -> None:
         """Draws the token that follows what the request owns, and goes on for as long as it is the
         guessed one, whose row is there already."""
@@ -387,8 +297,8 @@ class Engine:
             n_right += 1
             request.count_draft(read.draft.source, 0, 1)
             self.scheduler.accept(request)
-        if guessed and self._speculation:
-            self._speculation.learn(request, read.draft, n_right)
+        if guessed:
+            self._guessing.learn(request, read.draft, n_right)
 
     def _run(self, granted: Sequence[Scheduled]) -> tuple[Logits, Hidden]:
         parts = self.scheduler.pool.parts
@@ -401,8 +311,8 @@ class Engine:
         n_draft = sum(item.n_draft for item in granted)
         if not n_draft:
             self._pace.observe(n_streams, step.n_rows - n_streams, seconds)
-        if self._speculation and n_streams == len(granted):
-            self._speculation.observe(step.n_rows, n_streams, seconds)
+        if n_streams == len(granted):
+            self._guessing.observe(step.n_rows, n_streams, seconds)
         return logits, self._executor.hidden if step.n_hidden else NO_HIDDEN
 
     def _loop(self) -> None:
@@ -439,11 +349,7 @@ class Engine:
         now_ns = time.monotonic_ns()
         for request in self.scheduler.unfinished():
             if request.is_late(now_ns):
-                done = f"{request.n_output} output tokens"
-                if not request.n_output:
-                    done = f"{request.n_computed} of {request.n_prompt} prompt tokens"
-                text = f"the deadline of {request.deadline_ms:g} ms passed after {done}"
-                self._finish(request, "deadline", error=f"{text}; allow more time or ask for less")
+                self._finish(request, "deadline", error=request.late_words())
 
     def _stamp_scheduled(self, granted: Sequence[Scheduled]) -> None:
         now_ns = time.monotonic_ns()
@@ -486,8 +392,7 @@ class Engine:
             return
         self.scheduler.remove(request)
         self._mailbox.forget(request)
-        if self._speculation:
-            self._speculation.forget(request)
+        self._guessing.forget(request)
         self._counts.finished[reason] += 1
         end = request.ending(reason, time.monotonic_ns() if end_ns is None else end_ns, error)
         if self._timeline:

@@ -134,6 +134,16 @@ class Request:
             return False
         return now_ns - self.arrived_ns >= self.deadline_ms * NS_PER_MS
 
+    def late_words(self) -> str:
+        """What to tell its owner of that."""
+        done = f"{self.n_output} output tokens"
+        if not self.n_output:
+            done = f"{self.n_computed} of {self.n_prompt} prompt tokens"
+        return (
+            f"the deadline of {self.deadline_ms:g} ms passed after {done}; allow more time or ask "
+            "for less"
+        )
+
     def count_draft(self, source: str, drafted: int, accepted: int) -> None:
         before = self.drafts.get(source, DraftCounts())
         self.drafts[source] = before + DraftCounts(drafted, accepted)

@@ -9,11 +9,13 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from .constraint import Allowed, Constraint
 from .events import FINISH_REASONS, DraftCounts, FinishReason
 from .prefix_index import MissReason
 from .request import Request, Scheduled
+from .scheduler import Scheduler
 
 
 @dataclass(frozen=True)
@@ -105,3 +107,34 @@ class Counts:
             request.n_recomputed += n_again
             request.n_prefill_steps += request.n_output == 0
             self.prefilled += max(0, min(end, request.n_prompt) - max(start, again_until))
+
+
+def snapshot(
+    scheduler: Scheduler, counts: Counts, n_unfinished: int, of_guesses: Mapping[str, Any]
+) -> EngineStats:
+    """n_unfinished: accepted requests. of_guesses: the fields that tell of them."""
+    pool = scheduler.pool
+    running = len(scheduler.running)
+    return EngineStats(
+        running=running,
+        waiting=max(0, n_unfinished - running),
+        blocks_total=pool.n_blocks,
+        blocks_used=pool.n_held,
+        blocks_cached=pool.n_cached,
+        tokens_prefilled=counts.prefilled,
+        tokens_decoded=counts.decoded,
+        tokens_cached=scheduler.n_cached_tokens,
+        tokens_recomputed=counts.recomputed,
+        steps=counts.steps,
+        rows=counts.rows,
+        preemptions=scheduler.n_preemptions,
+        finished=dict(counts.finished),
+        blocks_shared=pool.n_shared,
+        window_blocks_total=pool.parts.n_parts if pool.parts else 0,
+        window_blocks_used=pool.parts.n_needed if pool.parts else 0,
+        fragmentation=scheduler.fragmentation(),
+        prefix_misses=dict(counts.missed),
+        masks=counts.masks,
+        mask_seconds=counts.mask_s,
+        **of_guesses,
+    )
