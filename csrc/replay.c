@@ -2,9 +2,7 @@
  * by bit with what was recorded: `replay LIBRARY CASE...`. Where there is no Python (another libc,
  * another system, an emulated CPU) this is how the library is tested.
  *
- * A case is a file of tests/runtime/record_cases.py: a head, then the structs of martlet.h as this machine
- * lays them out, whose pointers are offsets from the start of the file. Knows no plan: MARTLET_ISA
- * names the one table to run. */
+ * A case is a file of case_file.h. Knows no plan: MARTLET_ISA names the one table to run. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,14 +13,7 @@
 #include <dlfcn.h>
 #endif
 
-#include "martlet.h"
-
-typedef struct {
-    char magic[8];
-    int32_t abi_version, n_steps;
-    int64_t n_bytes, plan, options, steps; /* steps: mt_step, whose results were recorded */
-} case_head;
-static const char MAGIC[8] = "mtcase1";
+#include "case_file.h"
 
 /* What is called of the library. */
 typedef struct {
@@ -67,62 +58,6 @@ static int load(const char *path, library *lib) {
            find(handle, "mt_engine_run", &lib->run) && find(handle, "mt_engine_free", &lib->free);
 }
 
-static uint8_t *read_file(const char *path, size_t *n_bytes) {
-    FILE *file = fopen(path, "rb");
-    if (!file || fseek(file, 0, SEEK_END)) return NULL;
-    *n_bytes = (size_t)ftell(file);
-    rewind(file);
-    uint8_t *data = malloc(*n_bytes + 1);
-    if (data && fread(data, 1, *n_bytes, file) != *n_bytes) data = NULL;
-    fclose(file);
-    return data;
-}
-
-/* An offset, as it was recorded, becomes a pointer; 0 is NULL. */
-#define PLACE(pointer)                                                                             \
-    do {                                                                                           \
-        const uintptr_t at = (uintptr_t)(pointer);                                                 \
-        (pointer) = at ? (void *)(base + at) : NULL;                                               \
-    } while (0)
-
-static void place_plan(uint8_t *base, mt_plan *p) {
-    PLACE(p->ops);
-    PLACE(p->buffers);
-    PLACE(p->tensors);
-    PLACE(p->kv_layers);
-    PLACE(p->states);
-    PLACE(p->inputs);
-    for (int32_t t = 0; t < p->n_tensors; t++) {
-        mt_tensor *tensor = (mt_tensor *)&p->tensors[t];
-        PLACE(tensor->data);
-        PLACE(tensor->codebook);
-    }
-}
-
-static void place_step(uint8_t *base, mt_step *s) {
-    PLACE(s->tokens);
-    PLACE(s->positions);
-    PLACE(s->seq_start);
-    PLACE(s->block_table);
-    PLACE(s->window_table);
-    PLACE(s->out_rows);
-    PLACE(s->logits);
-    PLACE(s->hidden_rows);
-    PLACE(s->hidden);
-    PLACE(s->states);
-    PLACE(s->segments);
-    PLACE(s->adapters);
-    PLACE(s->given);
-    PLACE(s->guesses);
-    PLACE(s->replays);
-}
-
-static int32_t logits_width(const mt_plan *p) {
-    for (int32_t b = 0; b < p->n_buffers; b++)
-        if (p->buffers[b].is_logits) return p->buffers[b].width;
-    return 0;
-}
-
 /* The place of the first value that differs, or -1. */
 static int64_t differs(const float *a, const float *b, int64_t n) {
     for (int64_t i = 0; i < n; i++)
@@ -161,27 +96,6 @@ static int replay(const library *lib, const case_head *head, int32_t isa) {
     return status != 0;
 }
 
-/* The places of one case; NULL where it is not of this library's interface. */
-static case_head *open_case(const library *lib, const char *path) {
-    size_t n_bytes = 0;
-    uint8_t *base = read_file(path, &n_bytes);
-    case_head *head = (case_head *)(void *)base;
-    if (!base || n_bytes < sizeof *head || memcmp(head->magic, MAGIC, sizeof MAGIC) ||
-        (size_t)head->n_bytes != n_bytes) {
-        fprintf(stderr, "error: %s is not a whole case\n", path);
-        return NULL;
-    }
-    if (head->abi_version != lib->abi_version()) {
-        fprintf(stderr, "error: %s has interface %d, the library %d: record it again\n", path,
-                (int)head->abi_version, (int)lib->abi_version());
-        return NULL;
-    }
-    place_plan(base, (mt_plan *)(void *)(base + head->plan));
-    mt_step *steps = (mt_step *)(void *)(base + head->steps);
-    for (int32_t i = 0; i < head->n_steps; i++) place_step(base, &steps[i]);
-    return head;
-}
-
 int main(int argc, char **argv) {
     library lib;
     if (argc < 3) {
@@ -192,7 +106,7 @@ int main(int argc, char **argv) {
     const char *wanted = getenv("MARTLET_ISA");
     int n_run = 0, n_failed = 0;
     for (int i = 2; i < argc; i++) {
-        case_head *head = open_case(&lib, argv[i]);
+        case_head *head = open_case(argv[i], lib.abi_version());
         if (!head) return 2;
         for (int32_t isa = 0; isa < lib.n_isas(); isa++) {
             if (!lib.isa_supported(isa) || (wanted && strcmp(wanted, lib.isa_name(isa)))) continue;

@@ -13,7 +13,7 @@ from tokenizers import Regex, models, normalizers, pre_tokenizers
 from .errors import FileFormatError, RequestError
 from .pretokenizers import PreTokenizer
 from .tokenizer_special import SPACE_MARK
-from .tokenizer_vocab import TokenType, Vocab, check_byte_tokens
+from .tokenizer_vocab import TokenType, Vocab, check_byte_tokens, is_utf8
 
 # Which types may come out of merging. Control and unknown tokens never: the text "<|im_end|>"
 # in a user's message must not become the token.
@@ -90,15 +90,7 @@ def token_bytes(text: str, type_: int) -> bytes:
 def _mergeable_ids(vocab: Vocab) -> dict[str, int]:
     hidden = {vocab.tokens[i] for i in vocab.of_type(TokenType.CONTROL, TokenType.UNKNOWN)}
     # Texts with lone surrogates are raw bytes of the file; no text can contain them.
-    return {
-        text: id_
-        for text, id_ in vocab.ids.items()
-        if text not in hidden and (text.isprintable() or _is_utf8(text))
-    }
-
-
-def _is_utf8(text: str) -> bool:
-    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+    return {text: id_ for text, id_ in vocab.ids.items() if text not in hidden and is_utf8(text)}
 
 
 def _read_merges(

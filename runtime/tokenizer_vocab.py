@@ -80,6 +80,11 @@ def _column(metadata: Mapping[str, Any], name: str, n_tokens: int, dtype: type) 
     return column
 
 
+def is_utf8(text: str) -> bool:
+    """False for text with lone surrogates: those are bytes of the file that are no text."""
+    return text.isprintable() or not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
 def check_byte_tokens(vocab: Vocab) -> None:
     """Where bytes are tokens of their own, they must be spelt `<0xNN>`: decoding reads that."""
     for id_ in vocab.of_type(TokenType.BYTE):

@@ -15,7 +15,7 @@ from tokenizers import models, normalizers, pre_tokenizers
 
 from .errors import FileFormatError
 from .tokenizer_special import SPACE_MARK
-from .tokenizer_vocab import TokenType, Vocab, flag
+from .tokenizer_vocab import TokenType, Vocab, flag, is_utf8
 
 _CONTINUATION = "##"
 _LITERAL = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
@@ -27,12 +27,18 @@ class WordPiece:
     ) -> None:
         if unknown_id is None:
             raise FileFormatError("a `bert` tokenizer needs tokenizer.ggml.unknown_token_id")
+        if not is_utf8(unknown := vocab.tokens[unknown_id]):
+            raise FileFormatError(
+                f"token {unknown_id}, the unknown one, is {unknown!r}, not UTF-8; "
+                "fetch the file again"
+            )
         ids: dict[str, int] = {}
         for id_, (text, type_) in enumerate(zip(vocab.tokens, vocab.types, strict=True)):
-            ids.setdefault(_library_text(text, type_), id_)
+            if is_utf8(text):  # no text can contain the others
+                ids.setdefault(_library_text(text, type_), id_)
         model = models.WordPiece(
             ids,
-            unk_token=_library_text(vocab.tokens[unknown_id], vocab.types[unknown_id]),
+            unk_token=_library_text(unknown, vocab.types[unknown_id]),
             continuing_subword_prefix=_CONTINUATION,
             max_input_chars_per_word=100,
         )

@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("quant", "runtime", "server", "scripts")
 TYPES_FOLDER = ROOT / "build" / "types"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-C_SOURCES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.[ch]"))
+C_FILES = (*(ROOT / "csrc").rglob("*.[ch]"), *(ROOT / "tests").rglob("*.c"))
+C_SOURCES = sorted(str(path.relative_to(ROOT)) for path in C_FILES)
 # All tests: one process per core, file by file, since a file's fixtures are models and servers.
 SIDE_BY_SIDE = ("-n", str(min(os.cpu_count() or 1, 4)), "--dist", "loadfile")
 CHECKS = (

@@ -1,0 +1,30 @@
+"""One Python target under atheris: `python -m tests.fuzz.drive TARGET [libFuzzer arguments]`."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import sys
+from types import FunctionType
+
+import atheris  # type: ignore[import-not-found]
+
+WATCHED = ("martlet.", "jinja2.")
+
+
+def watch() -> None:
+    """Coverage of our functions. The hook on imports does not see those of an editable install."""
+    for value in gc.get_objects():
+        if isinstance(value, FunctionType) and str(value.__module__).startswith(WATCHED):
+            atheris.instrument_func(value)
+
+
+def main() -> None:
+    target = importlib.import_module(f"{__package__}.{sys.argv.pop(1)}")
+    watch()
+    atheris.Setup(sys.argv, target.run)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
