@@ -17,9 +17,7 @@ deep, so it is written here by hand. Field layout (sentencepiece_model.proto):
 
 from dataclasses import dataclass
 
-import sentencepiece
-
-from .errors import FileFormatError, RequestError
+from .errors import FileFormatError, RequestError, UnsupportedError
 from .tokenizer_special import SPACE_MARK
 from .tokenizer_vocab import TokenType, Vocab, check_byte_tokens
 
@@ -51,6 +49,12 @@ class SentencePiece:
         """prefix: what stands before every text, normalized like it."""
         self._vocab_size, self._prefix = len(vocab), prefix
         proto = model_proto(vocab, unknown_id, algorithm, normalizer)
+        try:
+            import sentencepiece  # has no wheel for musl
+        except ImportError as error:
+            raise UnsupportedError(
+                "this tokenizer needs a package that is not installed; pip install sentencepiece"
+            ) from error
         try:
             self._sp = sentencepiece.SentencePieceProcessor(model_proto=proto)
         except RuntimeError as error:

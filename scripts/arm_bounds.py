@@ -22,7 +22,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from programs import ROOT, Missing, exit_code, need, run  # type: ignore[import-not-found]
+
 COMPILER = "aarch64-linux-gnu-gcc"
 # As csrc/CMakeLists.txt has them.
 FLAGS = (
@@ -63,10 +64,6 @@ CORES = (
     Core("Neoverse V1", "i8mm", "neoverse-v1", 8),
     Core("Neoverse V2", "i8mm", "neoverse-v2", 8),
 )
-
-
-class Missing(Exception):
-    """One line: what this machine lacks. Exit code 2."""
 
 
 def functions(assembly: str) -> dict[str, list[str]]:
@@ -148,7 +145,7 @@ def bound(core: Core, mca: str) -> float:
 def compile_level(level: str, folder: Path) -> dict[str, list[str]]:
     out = folder / f"{level}.s"
     command = [COMPILER, *FLAGS, *LEVELS[level], f"-DMT_ISA={level}", "-DMT_NEON", "-S"]
-    subprocess.run([*command, str(ROOT / "csrc/kernels.c"), "-o", str(out)], check=True)
+    run(*command, str(ROOT / "csrc/kernels.c"), "-o", str(out))
     return functions(out.read_text())
 
 
@@ -174,27 +171,25 @@ def find_mca(named: str | None) -> str:
     mca = next((name for name in names if shutil.which(name)), None)
     if mca is None:
         raise Missing(f"{names[0]} is not installed; the package llvm brings it")
-    if shutil.which(COMPILER) is None:
-        raise Missing(f"{COMPILER} is not installed; gcc-aarch64-linux-gnu brings it")
+    need(COMPILER, "gcc-aarch64-linux-gnu")
     return mca
+
+
+def print_table(mca: str) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        levels = {level: compile_level(level, Path(folder)) for level in LEVELS}
+    print(f"| multiply-adds per cycle | bound | {' | '.join(FORMATS)} |")
+    print(f"|---|--:|{'--:|' * len(FORMATS)}")
+    for core in CORES:
+        print("\n".join(rows_of(core, levels[core.level], mca)))
+    return 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Calculated speed of the matrix kernels on ARM.")
     parser.add_argument("--mca", help="the llvm-mca program")
     args = parser.parse_args()
-    try:
-        mca = find_mca(args.mca)
-        with tempfile.TemporaryDirectory() as folder:
-            levels = {level: compile_level(level, Path(folder)) for level in LEVELS}
-        print(f"| multiply-adds per cycle | bound | {' | '.join(FORMATS)} |")
-        print(f"|---|--:|{'--:|' * len(FORMATS)}")
-        for core in CORES:
-            print("\n".join(rows_of(core, levels[core.level], mca)))
-    except Missing as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return exit_code(lambda: print_table(find_mca(args.mca)))
 
 
 if __name__ == "__main__":

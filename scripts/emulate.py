@@ -15,17 +15,17 @@ import argparse
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from emulate_arm import COMPILER, EMULATOR, Failed, build, run  # type: ignore[import-not-found]
 from environment import enter  # type: ignore[import-not-found]
+from programs import ROOT, Failed, exit_code, run  # type: ignore[import-not-found]
 
-ROOT = Path(__file__).resolve().parents[1]
+COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64-static"
+TOOLCHAIN = ROOT / "csrc" / "toolchains" / "aarch64-linux-gnu.cmake"
 ARM_LIBRARIES = Path("/usr/aarch64-linux-gnu")
 
 
@@ -87,10 +87,18 @@ class Builds:
         source = str(ROOT / "csrc" / "replay.c")
         run(compiler, "-std=gnu11", "-O1", source, "-o", str(program), "-ldl")
         if machine.is_arm:
-            return build(self.folder / "arm"), program
+            return build_for_arm(self.folder / "arm"), program
         from martlet.runtime.executors.native import library_path
 
         return library_path(), program
+
+
+def build_for_arm(folder: Path) -> Path:
+    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+    options = ["--toolchain", str(TOOLCHAIN), "-DMARTLET_WERROR=ON", *generator]
+    run("cmake", "-S", str(ROOT / "csrc"), "-B", str(folder), *options)
+    run("cmake", "--build", str(folder), "--parallel", str(os.cpu_count() or 1))
+    return folder / "libmartlet.so"
 
 
 def replay(machine: Machine, library: Path, program: Path, cases: list[str]) -> str:
@@ -103,8 +111,7 @@ def replay(machine: Machine, library: Path, program: Path, cases: list[str]) -> 
 def record(folder: Path, short: bool) -> list[str]:
     shutil.rmtree(folder, ignore_errors=True)  # of another interface, maybe
     option = ["--short"] if short else []
-    command = [sys.executable, "-m", "tests.runtime.record_cases", str(folder), *option]
-    subprocess.run(command, cwd=ROOT, check=True)
+    print(run(sys.executable, "-m", "tests.runtime.record_cases", str(folder), *option), end="")
     return sorted(map(str, folder.glob("*.case")))
 
 
@@ -143,11 +150,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = (args.build or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        try:
-            return emulate(machines, folder, args.short)
-        except Failed as error:  # what did not build
-            print(f"error: {error}", file=sys.stderr)
-            return 1
+        return exit_code(lambda: emulate(machines, folder, args.short))
 
 
 if __name__ == "__main__":

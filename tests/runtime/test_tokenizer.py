@@ -1,11 +1,12 @@
 """Ids worked out by hand for each of the four algorithms, and the way back to text."""
 
 import itertools
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from martlet.runtime.errors import RequestError
+from martlet.runtime.errors import RequestError, UnsupportedError
 from martlet.runtime.tokenizer import Tokenizer
 
 from . import vocabularies as v
@@ -60,6 +61,12 @@ def test_byte_level_ids(text, ids):
 def test_sentencepiece_ids(text, ids):
     assert plain(SPM, text) == ids
     assert SPM.decode(ids) == text
+
+
+def test_a_missing_sentencepiece_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    with pytest.raises(UnsupportedError, match="pip install sentencepiece"):
+        Tokenizer.from_metadata(v.spm())
 
 
 def test_sentencepiece_without_space_prefix():

@@ -10,6 +10,9 @@ import pytest
 
 from .tiny_file import write_tiny_model
 
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "scripts"))  # where scripts that need no installation find each other
+
 Martlet = Callable[..., subprocess.CompletedProcess[str]]
 
 

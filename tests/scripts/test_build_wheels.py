@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from martlet.scripts.build_wheels import TARGETS, Target, covers
+from martlet.scripts.build_wheels import TARGETS, Target, covers, without_requirements
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = str(ROOT / "scripts" / "build_wheels.py")
@@ -43,3 +43,20 @@ def test_an_unknown_platform_is_refused_with_those_there_are() -> None:
 )
 def test_a_wheel_promises_no_more_than_was_found(found: str, is_covered: bool) -> None:
     assert covers(found, "manylinux_2_28_aarch64") is is_covered
+
+
+def test_requirements_are_left_out_by_name() -> None:
+    metadata = (
+        "Requires-Dist: cffi>=1.15\n"
+        "Requires-Dist: numba>=0.61\n"
+        "Requires-Dist: numba-scipy\n"
+        "Requires-Dist: llguidance>=1.7; platform_machine in 'x86_64'\n"
+        'Requires-Dist: llguidance>=1.7; extra == "structured"\n'
+        "\nnumba is what this text is about\n"
+    )
+    assert without_requirements(metadata, ("llguidance", "numba")) == (
+        "Requires-Dist: cffi>=1.15\n"
+        "Requires-Dist: numba-scipy\n"
+        'Requires-Dist: llguidance>=1.7; extra == "structured"\n'
+        "\nnumba is what this text is about\n"
+    )

@@ -137,6 +137,8 @@ def command_that(error: BaseException) -> typer.Typer:
         (MartletError("\x1b]0;x\x07"), console.EXIT_ERROR, "error: \ufffd]0;x\ufffd"),
         (FileNotFoundError(2, "No such file", "a.txt"), console.EXIT_ERROR, "a.txt: No such file"),
         (OSError("disk on fire"), console.EXIT_ERROR, "error: disk on fire"),
+        (ModuleNotFoundError("x", name="numba"), console.EXIT_ERROR, "error: this needs numba"),
+        (ModuleNotFoundError("x", name="y"), console.EXIT_BUG, "error: ModuleNotFoundError: x ("),
         (KeyError("k"), console.EXIT_BUG, "error: KeyError: 'k' (a bug; MARTLET_DEBUG=1"),
         (KeyboardInterrupt(), console.EXIT_INTERRUPTED, "error: interrupted"),
     ],
