@@ -7,11 +7,12 @@ not know: requests, steps, the loop.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 from .errors import ModelError, UnsupportedError
 from .executors import Executor
 from .kv_blocks import BlockPool
-from .prefix_store import DiskTier
+from .prefix_store import DiskTier, PrefixStore, SavingExecutor
 from .prompt_scores import scored_rows
 from .scheduler import Scheduler
 from .state_slots import StateSlots
@@ -30,12 +31,10 @@ def scheduler_for(
     state_every: int,
 ) -> Scheduler:
     """With a pool over all of the executor's blocks. step_rows None: as many as it takes.
-    fingerprint: seeds the prefixes, unless the tier has its own. Raises UnsupportedError where the
-    model cannot keep prefixes on disk, ModelError where the numbers leave no room."""
+    fingerprint: seeds the prefixes, unless the tier has its own. Raises ModelError where the
+    numbers leave no room."""
     if max_running < 1 or (step_rows or 1) < 1:
         raise ModelError(f"max_running {max_running} and step_rows {step_rows} must be at least 1")
-    if tier:
-        _check_keeps(executor)
     step_rows = min(step_rows or executor.max_rows, executor.max_rows)
     states = None
     if executor.n_states:
@@ -68,7 +67,10 @@ def scheduler_for(
     )
 
 
-def _check_keeps(executor: Executor) -> None:
+def tier_over(executor: Executor, store: PrefixStore | None) -> DiskTier | None:
+    """The executor's blocks on disk, where there is a store. Raises UnsupportedError."""
+    if store is None:
+        return None
     if executor.sees_ahead:
         raise UnsupportedError(
             "a model whose tokens see those after them cannot keep prefixes: with another end "
@@ -79,3 +81,4 @@ def _check_keeps(executor: Executor) -> None:
             "a model with recurrent layers cannot keep prefixes on disk: their states are "
             "not saved; leave the folder out"
         )
+    return DiskTier(store, cast(SavingExecutor, executor))

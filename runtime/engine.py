@@ -15,7 +15,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
 
 import numpy as np
 
@@ -28,7 +27,7 @@ from .admission import (
     checked_prompt,
     most_tokens,
 )
-from .assembly import scheduler_for
+from .assembly import scheduler_for, tier_over
 from .block_table import BlockTable
 from .constraint import Constraint
 from .drawing import draw_token
@@ -40,7 +39,7 @@ from .mailbox import Mailbox
 from .outbox import Outbox
 from .pace import Pace
 from .pooling import DEFAULT, NO_HIDDEN, Hidden
-from .prefix_store import DiskTier, PrefixStore, SavingExecutor
+from .prefix_store import PrefixStore
 from .readout import Read, Readers, Reads, read_prompt
 from .rejection import Guess
 from .request import Request, Scheduled, State
@@ -95,9 +94,7 @@ class Engine:
         """
         if max_queue < 0 or (step_ms is not None and not step_ms > 0):  # NaN as well
             raise ModelError(f"max_queue {max_queue} must be at least 0, step_ms {step_ms} above 0")
-        self._tier = (
-            DiskTier(prefix_store, cast(SavingExecutor, executor)) if prefix_store else None
-        )
+        self._tier = tier_over(executor, prefix_store)
         self.context = context
         self._adapters = tuple(adapters)
         self._pooling_type, self._generates = pooling_type, generates

@@ -173,7 +173,7 @@ def test_a_folder_that_cannot_be_had_is_a_typed_error(tmp_path: Path) -> None:
 
 def test_an_executor_that_cannot_save_blocks_is_refused_by_name(tmp_path: Path) -> None:
     class Plain:
-        name, max_rows, block_tokens, n_blocks, sees_ahead = "plain", 8, 16, 4, False
+        name, max_rows, block_tokens, n_blocks, n_states, sees_ahead = "plain", 8, 16, 4, 0, False
 
     store = PrefixStore(tmp_path, b"m")
     with pytest.raises(UnsupportedError, match="executor plain cannot save blocks"):
