@@ -110,7 +110,14 @@ class MemoryEstimate:
 
     @property
     def fits(self) -> bool:
+        """With a packed copy of the weights."""
         return self.total - self.process <= self.available
+
+    @property
+    def fits_from_file(self) -> bool:
+        """Without one, as loading chooses by itself where there is no room for it."""
+        spared = self.weights_packed - self.weights_raw
+        return self.total - self.process - spared <= self.available
 
 
 def estimate(

@@ -50,7 +50,8 @@ def estimate(
         str(path), context=context, sequences=sequences, kv_type=kv_type.value, threads=threads
     )
     if as_json:
-        print_json({**asdict(found), "total": found.total, "fits": found.fits})
+        verdict = {"fits": found.fits, "fits_from_file": found.fits_from_file}
+        print_json({**asdict(found), "total": found.total, **verdict})
     else:
         show(found)
 
@@ -114,6 +115,8 @@ def show(found: MemoryEstimate) -> None:
         megabytes = values[key] / 1e6
         print(f"{name:<24}{megabytes:>12,.1f} MB  {remark.format(**values)}".rstrip())
     verdict = "fits" if found.fits else "does not fit"
+    if found.fits_from_file and not found.fits:
+        verdict = "fits with weights read from the file, which is slower (--no-repack)"
     print(
         f"{found.sequences} x {found.context} tokens: {verdict}; "
         f"the longest context that fits {found.sequences} times is {found.largest_context}"

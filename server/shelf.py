@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from fastapi import FastAPI
 
+from ..runtime.errors import NotEnoughMemory
 from .errors import ApiError
 from .facts import ModelFacts
 from .lifecycle import RETRY_AFTER_S, Lifecycle
@@ -132,7 +133,7 @@ class Shelf:
             await self._unload(place)
         if place.loaded is None:  # another request may have loaded it meanwhile
             await self._make_room(place)
-            place.loaded = await asyncio.to_thread(place.load, self.lifecycle)
+            place.loaded = await self._loaded(place)
             place.facts = place.loaded.service.facts
             place.keep_alive_s = self._keep_alive_s
 
@@ -148,8 +149,7 @@ class Shelf:
                 code="model_too_large",
             )
         while self._held_bytes() + place.need_bytes > self._max_bytes:
-            idle = [other for other in self.places.values() if other.is_idle]
-            if not idle:
+            if not await self._unload_one():
                 raise ApiError(
                     503,
                     f"no memory for {place.name} while other models answer; try again later",
@@ -157,7 +157,22 @@ class Shelf:
                     code="model_memory_full",
                     headers={"Retry-After": RETRY_AFTER_S},
                 )
+
+    async def _loaded(self, place: Place) -> Loaded:
+        """Idle models go where the system itself has too little memory for this one."""
+        while True:
+            try:
+                return await asyncio.to_thread(place.load, self.lifecycle)
+            except NotEnoughMemory:
+                if not await self._unload_one():
+                    raise
+
+    async def _unload_one(self) -> bool:
+        """The longest idle one; False where none is."""
+        idle = [other for other in self.places.values() if other.is_idle]
+        if idle:
             await self._unload(min(idle, key=lambda other: other.left_s))
+        return bool(idle)
 
     def _held_bytes(self) -> int:
         return sum(place.need_bytes for place in self.places.values() if place.loaded)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,21 @@ def test_the_largest_context_fits_and_a_block_more_does_not() -> None:
     assert estimated(available, context_train=100).largest_context == 100
     assert estimated(1000).largest_context == 0
     assert not estimated(1000).fits
+
+
+def test_without_a_packed_copy_less_memory_will_do() -> None:
+    found = estimated(1 << 30)
+    needed = found.total - found.process
+    spared = found.weights_packed - found.weights_raw
+    assert spared > 0
+    for available, fits, from_file in (
+        (needed, True, True),
+        (needed - 1, False, True),
+        (needed - spared, False, True),
+        (needed - spared - 1, False, False),
+    ):
+        tight = replace(found, available=available)
+        assert (tight.fits, tight.fits_from_file) == (fits, from_file)
 
 
 def test_the_pool_is_never_below_the_lower_bound() -> None:

@@ -22,6 +22,18 @@ def test_both_forms(martlet: Martlet, tiny_file: Path) -> None:
     assert "3 x 64 tokens: fits; the longest context that fits 3 times is" in shown
 
 
+def test_what_fits_from_the_file_is_said(
+    tiny_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from martlet.runtime.estimate import MemoryEstimate
+    from martlet.scripts import cli
+
+    monkeypatch.setattr(MemoryEstimate, "fits", property(lambda self: False))
+    with pytest.raises(SystemExit):
+        cli.main(["estimate", str(tiny_file), "--context", "64"])
+    assert "fits with weights read from the file" in capsys.readouterr().out
+
+
 def test_what_does_not_fit_is_said(martlet: Martlet, tiny_file: Path) -> None:
     shown = martlet("estimate", str(tiny_file), "--context", str(10**9), "--sequences", "8")
     assert "does not fit" in shown.stdout

@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 from fastapi import FastAPI
-from martlet.runtime.errors import ModelError
+from martlet.runtime.errors import ModelError, NotEnoughMemory
 from martlet.server.app import create_app
 from martlet.server.facts import ModelFacts
 from martlet.server.lifecycle import Lifecycle
@@ -206,6 +206,34 @@ def test_the_longest_idle_model_makes_room() -> None:
         assert models.open == {"a", "c"}
         ask(client, "b")
         assert models.open == {"b", "c"}
+
+
+def test_an_idle_model_goes_where_the_system_has_no_memory_for_another() -> None:
+    models = Models()
+    places = [models.place("a"), models.place("b")]
+    works = places[1].load
+
+    def needs_room(lifecycle: Lifecycle) -> Loaded:
+        if models.open:
+            raise NotEnoughMemory("9 bytes are needed", needed_bytes=9, available_bytes=5)
+        return works(lifecycle)
+
+    places[1].load = needs_room
+    app = create_shelf_app(Shelf(places), ServerOptions())
+    with running_app(app) as url, httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
+        assert text(ask(client, "a")) == "I am a"
+        assert text(ask(client, "b")) == "I am b"
+        assert models.open == {"b"}
+        client.post("/api/generate", json={"model": "b", "keep_alive": 0})
+        wait_until(lambda: not models.open)
+        assert text(ask(client, "a")) == "I am a"
+        models.engines["a"].unpaused.clear()
+        with ThreadPoolExecutor() as pool:
+            busy = pool.submit(ask, client, "a")
+            wait_until(lambda: models.engines["a"].n_unfinished == 1)
+            assert "9 bytes" in assert_refused(ask(client, "b"), 503)["message"]
+            models.engines["a"].unpaused.set()
+            assert text(busy.result()) == "I am a"
 
 
 def test_no_room_beside_busy_models() -> None:
