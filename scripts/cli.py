@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
+from martlet.scripts.batch import batch
 from martlet.scripts.bench import bench
 from martlet.scripts.bench_compare import bench_compare
 from martlet.scripts.bench_peers import bench_peers
@@ -38,6 +39,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "run": run,
     "chat": chat,
     "serve": serve,
+    "batch": batch,
     "top": top,
     "pull": pull,
     "inspect": inspect,
