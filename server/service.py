@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..runtime.config import Ability
+from ..runtime.errors import QueueFull
 from ..runtime.grammar import Grammars
 from ..runtime.tokenizer import Tokenizer
 from .bridge import Courier, EngineLike, Terms
@@ -70,11 +71,23 @@ class Service:
         return "full" if self.is_full else "ready"
 
     @property
-    def is_full(self) -> bool:
-        if self.max_unfinished is None:
-            return False
+    def n_unfinished(self) -> int:
         now = self.engine.stats()
-        return bool(now.running + now.waiting >= self.max_unfinished)
+        return int(now.running + now.waiting)
+
+    @property
+    def is_full(self) -> bool:
+        return self.max_unfinished is not None and self.n_unfinished >= self.max_unfinished
+
+    def check_room(self) -> None:
+        """Raises QueueFull where one more request would be refused: before its body is read or its
+        prompt cut into tokens, so that those who run pay little for those who are refused."""
+        if self.max_unfinished is not None and (n := self.n_unfinished) >= self.max_unfinished:
+            raise QueueFull(
+                f"{n} requests are unfinished, the most accepted; try again later",
+                unfinished=n,
+                limit=self.max_unfinished,
+            )
 
     def check_alive(self) -> None:
         """Raises ApiError when nobody is there to answer."""

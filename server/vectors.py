@@ -59,7 +59,6 @@ async def vectors_of(
 
 async def rows_of(service: Service, request: Request, asks: Sequence[Ask]) -> list[Hidden]:
     """What the engine makes of each prompt, in order; all are on the terms of the first."""
-    service.check_alive()
     start_s, rows = time.monotonic(), list[Hidden]()
     for at in range(0, len(asks), GROUP):
         terms = within(asks[0].terms, service.options.max_request_s)

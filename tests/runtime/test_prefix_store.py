@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import time
+import errno
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from martlet.runtime.prefix_index import Prefix
 from martlet.runtime.prefix_store import SUFFIX, PrefixStore
 from martlet.runtime.sampling_params import SamplingParams
 
+from ..server.serving import wait_until
 from .harness import Answer, ask, run_all
 from .scripted import ScriptedExecutor, ScriptedTokenizer, hashed
 
@@ -157,12 +158,54 @@ def test_a_block_larger_than_the_bound_is_not_kept(tmp_path: Path) -> None:
     assert not files(tmp_path)
 
 
-def test_half_written_files_have_no_known_name_and_old_ones_are_removed(tmp_path: Path) -> None:
-    for name, age_s in (("new.1.partial", 0), ("old.1.partial", 10_000)):
+def test_half_written_files_have_no_known_name_and_those_of_nobody_are_removed(
+    tmp_path: Path,
+) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    for name in ("written.1.partial", "left.1.partial"):
         (tmp_path / name).write_bytes(b"half")
-        os.utime(tmp_path / name, (time.time() - age_s,) * 2)
+    with (tmp_path / "written.1.partial").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        PrefixStore(tmp_path, b"m").close()
+        assert [path.name for path in tmp_path.iterdir()] == ["written.1.partial"]
     PrefixStore(tmp_path, b"m").close()
-    assert [path.name for path in tmp_path.iterdir()] == ["new.1.partial"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "no space"), MemoryError()])
+def test_a_disk_that_refuses_costs_blocks_and_comes_back(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+) -> None:
+    engine, _ = start(tmp_path, n_blocks=10)
+    store = engine._tier.store if engine._tier else None
+    assert store
+
+    def refuse(*_: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", refuse)
+        for first in range(8):
+            assert answer_of(engine, [first, *SYSTEM]).finish.reason == "length"
+        engine.scheduler.pool.save()
+        store.wait()
+        wait_until(lambda: not store._pending)
+    assert list(tmp_path.iterdir()) == []
+    assert store.n_lost > 6
+    assert caplog.text.count("is not kept") == 1, "once for as long as it lasts"
+    assert answer_of(engine, [*SYSTEM, 1]).finish.reason == "length"
+    engine.close()
+    assert len(files(tmp_path)) >= 6
+
+
+def test_a_folder_that_goes_while_it_is_used_costs_blocks(tmp_path: Path) -> None:
+    engine, _ = start(tmp_path / "cache")
+    shutil.rmtree(tmp_path / "cache")
+    assert answer_of(engine, [*SYSTEM, 1]).finish.reason == "length"
+    engine.close()
 
 
 def test_a_folder_that_cannot_be_had_is_a_typed_error(tmp_path: Path) -> None:

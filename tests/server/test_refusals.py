@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
@@ -284,6 +285,25 @@ def test_b92_full_queue_is_a_quick_503_in_every_path() -> None:
                 assert int(answer.headers["retry-after"]) >= 1
         engine.unpaused.set()
         assert [answer.result().status_code for answer in accepted] == [200, 200]
+        assert_works(client)
+
+
+def test_a_full_queue_costs_no_prompt_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even the reading of its body: a flood of requests must not take time from streams."""
+    engine = ScriptedEngine(slots=1, max_queue=0)
+    engine.unpaused.clear()
+    with serving(engine) as client, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(client.post, PATHS[0], json=chat_body())
+        wait_until(lambda: len(engine.requests) == 1)
+        monkeypatch.setattr(asyncio, "to_thread", None)
+        for body in (b"{}", b"no JSON", b"[" * (1 << 20)):
+            headers = {"content-type": "application/json"}
+            for path in (*PATHS, "/v1/embeddings"):
+                error = assert_refused(client.post(path, content=body, headers=headers), 503)
+                assert error["code"] == "queue_full"
+        monkeypatch.undo()
+        engine.unpaused.set()
+        assert first.result().status_code == 200
         assert_works(client)
 
 
