@@ -41,6 +41,8 @@ class EngineStats:
     steps: int
     preemptions: int
     finished: Mapping[FinishReason, int]
+    block_tokens: int = 0
+    """Slots of a block."""
     rows: int = 0
     """Computed in all steps, those of guesses and repeated ones included."""
     blocks_shared: int = 0
@@ -119,6 +121,7 @@ def snapshot(
         running=running,
         waiting=max(0, n_unfinished - running),
         blocks_total=pool.n_blocks,
+        block_tokens=pool.block_tokens,
         blocks_used=pool.n_held,
         blocks_cached=pool.n_cached,
         tokens_prefilled=counts.prefilled,

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
     from martlet.runtime.work import Speed
     from martlet.server import ServerOptions
     from martlet.server.lifecycle import Lifecycle
+
+
+class MetricsNames(str, Enum):
+    martlet = "martlet"
+    vllm = "vllm"
+
 
 ROUTES = {True: "/v1/chat/completions", False: "/v1/completions"}  # has a chat template
 
@@ -79,6 +86,9 @@ def serve(
     log_prompts: Annotated[
         bool, typer.Option("--log-prompts", help="The same, with what was asked.")
     ] = False,
+    metrics_names: Annotated[
+        MetricsNames, typer.Option(help="vllm: /metrics has the figures under its names, too.")
+    ] = MetricsNames.martlet,
     models_dir: Annotated[
         Path | None, typer.Option(exists=True, file_okay=False, help="Offer its .gguf files too.")
     ] = None,
@@ -157,6 +167,7 @@ def serve(
         drain_s=drain_seconds,
         log=log_record if log_requests or log_prompts else None,
         log_prompts=log_prompts,
+        vllm_names=metrics_names is MetricsNames.vllm,
     )
     engine: dict[str, Any] = {
         "max_queue": max_queue,

@@ -100,7 +100,7 @@ def create_app(
         model_name=model_name,
         fingerprint=fingerprint,
         options=options,
-        metrics=Metrics(engine.stats, model_name),
+        metrics=Metrics(engine.stats, model_name, vllm_names=options.vllm_names),
         grammars=Grammars(tokenizer),
         context=context,
         max_unfinished=max_unfinished,

@@ -23,6 +23,7 @@ from ..runtime.aggregates import percentile
 from ..runtime.events import Event, FinishEvent, TokenEvent
 from ..runtime.latency import DEFINITIONS, Timings
 from ..runtime.stats import EngineStats
+from .vllm_names import VllmNames
 
 NS_PER_S = 1e9
 MS_PER_S = 1e3
@@ -203,7 +204,10 @@ class EngineCollector(Collector):
 class Metrics:
     """What one app measures. `watch` makes the observer of one HTTP request."""
 
-    def __init__(self, stats: Callable[[], EngineStats], model_name: str) -> None:
+    def __init__(
+        self, stats: Callable[[], EngineStats], model_name: str, *, vllm_names: bool = False
+    ) -> None:
+        """vllm_names: also under those (vllm_names.py)."""
         self.registry = CollectorRegistry()
         self.registry.register(EngineCollector(stats, model_name))
         self._model_name = model_name
@@ -219,6 +223,9 @@ class Metrics:
             buckets=TOKEN_BUCKETS,
             registry=self.registry,
         )
+        if vllm_names:
+            histograms = [self._inter_token, *(histogram for histogram, _ in self._histograms)]
+            self.registry.register(VllmNames(stats, histograms, model_name))
         self._recent: deque[Timings] = deque(maxlen=RECENT)
         self._answers = Counter(
             "martlet_http_responses",

@@ -58,6 +58,8 @@ class ServerOptions:
     """Takes a record of each request."""
     log_prompts: bool = False
     """Bodies of requests go into those records too."""
+    vllm_names: bool = False
+    """Figures of /metrics stand there under vLLM's names, too."""
     spans: Spans | None = None
     """Takes the phases of each generating request."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import httpx
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from martlet.runtime.engine import Engine
 from martlet.runtime.rejection import Distribution
 from martlet.runtime.speculation import Speculation
+from martlet.server.vllm_names import COUNTERS, GAUGES, HISTOGRAMS
 from prometheus_client.parser import text_string_to_metric_families
 
 from ..runtime.guessing import ChanceDrafter
@@ -28,6 +30,11 @@ LATENCIES = (
 TPOT = "martlet_request_time_per_output_token_seconds"
 
 
+def by_name(label: tuple[str, str]) -> tuple[bool, str]:
+    """A bucket's bound first."""
+    return label[0] != "le", label[0]
+
+
 def scrape(client: httpx.Client) -> dict[tuple[str, ...], float]:
     """(sample name, label values but the model's) -> value; checks the text as a whole."""
     text = client.get("/metrics").text
@@ -37,7 +44,7 @@ def scrape(client: httpx.Client) -> dict[tuple[str, ...], float]:
     values: dict[tuple[str, ...], float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            labels = [v for k, v in sorted(sample.labels.items()) if k != "model_name"]
+            labels = [v for k, v in sorted(sample.labels.items(), key=by_name) if k != "model_name"]
             key = (sample.name, *labels)
             values[key] = sample.value
     for (name, *labels), value in values.items():
@@ -74,6 +81,43 @@ def test_b80_numbers_match_the_requests_made() -> None:
         counters = [key for key in before if key[0].endswith(("_total", "_count", "_bucket"))]
         assert counters
         assert all(after[key] >= before[key] for key in counters)
+
+
+def test_gateways_find_the_figures_under_vllm_s_names() -> None:
+    engine = ScriptedEngine()
+    with serving(engine, vllm_names=True) as client:
+        for is_stream in (False, True):
+            assert client.post(PATH, json=chat_body() | {"stream": is_stream}).status_code == 200
+        found, stats = scrape(client), engine.stats()
+    named = {key[0] for key in found if key[0].startswith("vllm:")}
+    assert named >= {
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "vllm:kv_cache_usage_perc",
+        "vllm:time_to_first_token_seconds_bucket",
+    }
+    # the other labels in the order of their names: engine, then finished_reason or stream
+    assert found[("vllm:request_success_total", "0", "stop")] == 2
+    assert found[("vllm:generation_tokens_total", "0")] == stats.tokens_decoded
+    size = str(stats.block_tokens), "0", str(stats.blocks_total)
+    assert found[("vllm:cache_config_info", *size)] == 1
+    for ours, theirs in HISTOGRAMS.items():
+        for is_stream in ("false", "true"):
+            for figure in ("_count", "_sum"):
+                same = found[(ours + figure, is_stream)]
+                assert found[(theirs + figure, "0", is_stream)] == same
+    with serving(ScriptedEngine()) as client:
+        assert "vllm" not in client.get("/metrics").text, "only where it is asked for"
+
+
+def test_vllm_s_gauges_are_what_they_say() -> None:
+    stats = ScriptedEngine().stats()
+    half = replace(stats, running=3, waiting=2, blocks_total=8, blocks_used=4)
+    assert [value(half) for value in GAUGES.values()] == [3, 2, 0.5]
+    cached = replace(stats, tokens_prefilled=30, tokens_cached=10)
+    counts = {name: value(cached) for name, value in COUNTERS.items()}
+    assert counts["vllm:prefix_cache_queries"] == counts["vllm:prompt_tokens"] == 40
+    assert counts["vllm:prefix_cache_hits"] == 10
 
 
 def test_b80_cancelled_requests_count_apart() -> None:
