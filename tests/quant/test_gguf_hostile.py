@@ -5,6 +5,8 @@ The cases follow public bug reports (overflowing sizes, endless counts, cut file
 
 import os
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -201,6 +203,36 @@ def test_the_hostile_cases_fail_for_their_own_reason(tmp_path: Path) -> None:
     path.write_bytes(two_tensors(gb.tensor("b", [16], offset=64)))
     with GGUFFile.open(path) as file:
         assert list(file.tensors) == ["a", "b"]
+
+
+def test_no_check_is_an_assert_that_optimizing_drops() -> None:
+    """The same files under `python -O`."""
+    program = (
+        "import sys, tempfile, pathlib\n"
+        "from martlet.quant.errors import MartletError\n"
+        "from martlet.quant.gguf_file import GGUFFile\n"
+        "from tests.quant.test_gguf_hostile import HOSTILE\n"
+        "path = pathlib.Path(tempfile.mkdtemp()) / 'hostile.gguf'\n"
+        "for raw, error, _ in HOSTILE.values():\n"
+        "    path.write_bytes(raw)\n"
+        "    try:\n"
+        "        GGUFFile.open(path)\n"
+        "    except error:\n"
+        "        continue\n"
+        "    sys.exit(f'opened: {raw[:80]}')\n"
+        "path.unlink(), path.parent.rmdir()\n"
+        "assert False, 'dropped'\n"
+        "print(len(HOSTILE))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-O", "-c", program],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == len(HOSTILE)
 
 
 def test_a_string_over_the_cap_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ to those it has alone."""
 
 from __future__ import annotations
 
+import threading
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 from martlet.runtime.engine import Engine
+from martlet.runtime.events import Event
 from martlet.runtime.executors.native import NativeExecutor
 from martlet.runtime.ops import KvType
 from martlet.runtime.prefix_store import PrefixStore
@@ -195,3 +197,33 @@ def test_logits_are_those_of_a_solo_run(
             expected, got = solo(arch, kv_type, prompt), seen.get(str(i), [])
             assert got == expected[: len(got)], f"request {i} has other logits than alone"
             assert cancelled_at is not None or len(got) == N_OUTPUT
+
+
+def test_b90_cancelled_and_asked_again_at_once() -> None:
+    """200 times, while the native library computes in the engine's thread."""
+    executor = executor_of("llama", KvType.F16, 32, 2)
+    engine = Engine(executor, ScriptedTokenizer(eog_ids=()), context=CONTEXT)
+    prompt, expected = tuple(SYSTEM[:40]), alone("llama", KvType.F16, tuple(SYSTEM[:40]))[1]
+    engine.start()
+    try:
+        for i in range(200):
+            begun, done, again = threading.Event(), threading.Event(), Answer()
+
+            def start(event: Event, begun: threading.Event = begun) -> None:
+                begun.set()
+
+            def finish(event: Event, again: Answer = again, done: threading.Event = done) -> None:
+                again(event)
+                if again.end:
+                    done.set()
+
+            params = SamplingParams(temperature=0.7, seed=len(prompt), max_tokens=N_OUTPUT)
+            engine.submit(prompt, params, start, request_id=f"cancelled {i}")
+            assert begun.wait(30)
+            engine.cancel(f"cancelled {i}")
+            engine.submit(prompt, params, finish)
+            assert done.wait(30)
+            assert again.ids == expected
+    finally:
+        engine.close()
+        executor.close()

@@ -164,6 +164,17 @@ def test_an_idle_engine_sleeps() -> None:
             assert submit(engine, PROMPT, max_tokens=2).done.wait(LONG_S)
 
 
+def test_b116_a_request_to_an_idle_engine_starts_at_once() -> None:
+    with started() as (engine, _):
+        first_ms = []
+        for _ in range(5):
+            time.sleep(0.2)
+            answer = submit(engine, PROMPT, max_tokens=1)
+            assert answer.done.wait(LONG_S)
+            first_ms.append(answer.finish.timings.ttft_ms or LONG_S)
+        assert min(first_ms) < 50, "the others may have met a busy machine"
+
+
 def test_close_ends_the_thread_and_every_request() -> None:
     engine, _ = engine_of(executor={"seconds_per_step": 0.01})
     engine.start()

@@ -78,8 +78,16 @@ def test_dequantize_decodes_blocks_and_keeps_the_answer_near() -> None:
     assert 0 < relative_error(quantized, logits) < 0.05
 
 
-def rewritten(path: Path, *, drop: str = "", vocab_rows: int | None = None) -> Path:
-    """A llama file without a tensor, or with fewer embeddings than tokens."""
+def rewritten(
+    path: Path,
+    *,
+    drop: str = "",
+    rename: tuple[str, str] = ("", ""),
+    vocab_rows: int | None = None,
+    copies: tuple[str, ...] = (),
+) -> Path:
+    """A llama file without a tensor, with one under another name, with fewer embeddings than
+    tokens, or with copies of its last norm."""
     with GGUFFile.open(gguf_of("llama")) as file:
         fields = {key: Field.of(value) for key, value in file.metadata.items()}
         tensors = []
@@ -87,10 +95,12 @@ def rewritten(path: Path, *, drop: str = "", vocab_rows: int | None = None) -> P
             values = tensor.data.view("<f4").reshape(tensor.shape)
             if name in ("token_embd.weight", "output.weight"):
                 values = values[:vocab_rows]
-            if name != drop:
-                tensors.append(
-                    OutTensor(name, values.shape, tensor.format, partial(np.array, values))
-                )
+            names = [rename[1] if name == rename[0] else name] if name != drop else []
+            names += copies if name == "output_norm.weight" else ()
+            tensors += [
+                OutTensor(name, values.shape, tensor.format, partial(np.array, values))
+                for name in names
+            ]
         write_gguf(path, fields, tensors)
     return path
 
@@ -99,6 +109,33 @@ def test_missing_tensor_is_named(tmp_path: Path) -> None:
     path = rewritten(tmp_path / "m.gguf", drop="blk.1.ffn_up.weight")
     with pytest.raises(ModelError, match=r"'blk\.1\.ffn_up\.weight' is missing"):
         load_model(path, executor="reference")
+
+
+def test_b18_a_misspelt_tensor_is_missing(tmp_path: Path) -> None:
+    misspelt = ("blk.0.ffn_down.weight", "blk.0.ffn_dwn.weight")
+    path = rewritten(tmp_path / "m.gguf", rename=misspelt)
+    with pytest.raises(ModelError, match=r"'blk\.0\.ffn_down\.weight' is missing"):
+        load_model(path, executor="reference")
+
+
+def test_b18_a_tensor_of_another_shape_is_refused_with_both_shapes(tmp_path: Path) -> None:
+    swapped = rewritten(
+        tmp_path / "m.gguf", drop="blk.1.attn_q.weight", copies=("blk.1.attn_q.weight",)
+    )
+    with pytest.raises(ModelError, match=r"'blk\.1\.attn_q\.weight' has shape \(32,\).*, 32\)"):
+        load_model(swapped, executor="reference")
+
+
+def test_b18_unknown_tensors_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = rewritten(tmp_path / "m.gguf", copies=("blk.0.surprise.weight",))
+    models = [load_model(each, executor="reference") for each in (path, gguf_of("llama"))]
+    logits = [run_tokens(model.executor, [1, 2, 3]) for model in models]
+    for model in models:
+        model.close()
+    np.testing.assert_array_equal(*logits)
+    assert "1 tensors of the file are not used: blk.0.surprise.weight" in caplog.text
 
 
 def test_tokens_without_embeddings_are_refused(tmp_path: Path) -> None:

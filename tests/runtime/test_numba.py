@@ -171,6 +171,12 @@ def test_rows_it_has_no_products_of_are_refused(activations: BufferKind) -> None
         NumbaExecutor(plan, model.weights, n_blocks=16)
 
 
+def test_b102_a_cache_it_does_not_have_is_refused() -> None:
+    model = tiny_model(formats=("Q8_0",))
+    with pytest.raises(ModelError, match="no q8_0 cache; use f16"):
+        numba_executor(model, kv_type=KvType.Q8_0)
+
+
 def test_products_of_experts_are_refused_as_well() -> None:
     model = tiny_model("qwen3moe", formats=("Q8_0",))
     plan = record_plan(model.config, model.weights, 64, activations=BufferKind.F32)

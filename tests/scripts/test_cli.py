@@ -1,6 +1,7 @@
 """The commands as a person meets them: output, one-line errors, exit codes."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -253,6 +254,44 @@ def test_doctor_tells_of_an_isa_that_cannot_be(martlet: Martlet) -> None:
     assert "z80" in report["isa"]["chosen"]
     report = json.loads(martlet("doctor", "--json", MARTLET_ISA="scalar").stdout)
     assert report["isa"]["chosen"] == "scalar"
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_b112_an_isa_above_the_cpu_ends_in_words(
+    martlet: Martlet, tiny_file: Path, is_known: bool
+) -> None:
+    from martlet.runtime.executors.native import Library, NativeUnavailable
+
+    try:
+        above = [name for name, is_there in Library().isas() if not is_there]
+    except NativeUnavailable as error:
+        pytest.skip(f"native library: {error}")
+    for isa in above if is_known else ["z80"]:
+        ask = ("run", str(tiny_file), "-p", "x", "-n", "1", "--executor", "native")
+        done = martlet(*ask, MARTLET_ISA=isa)
+        assert done.returncode == console.EXIT_ERROR, "no signal"
+        assert isa in only_line(done.stderr)
+
+
+# As `taskset` would start it, on one CPU.
+ON_ONE_CPU = """
+import os, sys
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+from martlet.scripts.cli import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no CPU masks")
+@pytest.mark.parametrize("threads", ["2", "16"])
+def test_b114_threads_beyond_the_affinity_mask_are_warned_of_and_finish(
+    tiny_file: Path, threads: str
+) -> None:
+    ask = ["run", str(tiny_file), "-p", "x", "-n", "20", "--threads", threads, *REFERENCE]
+    command = [sys.executable, "-c", ON_ONE_CPU, *ask]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert f"warning: {threads} threads" in done.stderr
 
 
 def test_more_threads_than_cpus_are_warned_of(martlet: Martlet, tiny_file: Path) -> None:

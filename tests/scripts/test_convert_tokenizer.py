@@ -275,7 +275,9 @@ def test_without_any_end_token_nothing_ends(tmp_path: Path) -> None:
     folder = copied("mistral", tmp_path)
     for path in folder.glob("*config.json"):
         edit_json(path, "eos_token", "eos_token_id")
-    assert "tokenizer.ggml.eos_token_id" not in convert(folder)
+    metadata = convert(folder)
+    assert "tokenizer.ggml.eos_token_id" not in metadata
+    assert 0 not in Tokenizer.from_metadata(metadata).eog_ids
 
 
 @pytest.mark.parametrize("value", [10**6, -2, "2", True, 1.5])

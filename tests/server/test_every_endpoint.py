@@ -95,6 +95,18 @@ def test_b48_lone_surrogates_are_refused(http: httpx.Client, path: str, bad: str
     assert http.post(path, content=pair, headers=JSON).status_code in (200, 404)
 
 
+def test_b82_no_prompt_as_long_as_the_context_reaches_the_engine() -> None:
+    engine = ScriptedEngine(context=64)
+    with serving(engine) as client:
+        for path in (*GENERATING, *EMBEDDING):
+            text = json.dumps(BODIES[path]).replace('"hi"', f'"{"y" * 64}"')
+            answer = client.post(path, content=text, headers=JSON)
+            assert answer.status_code == 400, path
+            assert "64" in answer.text, path
+        assert not engine.requests
+        assert_works(client)
+
+
 def test_b92_a_full_queue_is_a_503_whatever_asks() -> None:
     engine = ScriptedEngine(slots=1, max_queue=1)
     with serving(engine) as client, ThreadPoolExecutor(2) as pool:

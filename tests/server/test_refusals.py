@@ -275,14 +275,17 @@ def test_b92_full_queue_is_a_quick_503_in_every_path() -> None:
     with serving(engine) as client, ThreadPoolExecutor(6) as pool:
         accepted = [pool.submit(client.post, PATHS[0], json=chat_body()) for _ in range(2)]
         wait_until(lambda: len(engine.requests) == 2)
+        seconds = []
         for path in PATHS * 2:
             for is_stream in (False, True):
                 body = {**BODIES[path], "stream": is_stream}
                 started = time.monotonic()
                 answer = client.post(path, json=body)
-                assert time.monotonic() - started < 5
+                seconds.append(time.monotonic() - started)
                 assert assert_refused(answer, 503)["type"] == "unavailable_error"
                 assert int(answer.headers["retry-after"]) >= 1
+        assert min(seconds) < 0.2, "the others may have met a busy machine"
+        assert max(seconds) < 5
         engine.unpaused.set()
         assert [answer.result().status_code for answer in accepted] == [200, 200]
         assert_works(client)
