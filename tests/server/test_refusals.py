@@ -215,7 +215,6 @@ def test_b48_a_pair_works(client: httpx.Client, engine: ScriptedEngine) -> None:
 def test_b64_many_errors_make_a_small_answer(client: httpx.Client, kind: str) -> None:
     secret = "s3cret" * 30
     bad: Any = {"role": "user", "content": {secret: 1}} if kind == "content" else {secret: secret}
-    started = time.monotonic()
     many = [bad] * 5000
     for path, body in (
         ("/v1/chat/completions", {"messages": many}),
@@ -224,11 +223,15 @@ def test_b64_many_errors_make_a_small_answer(client: httpx.Client, kind: str) ->
         ("/api/chat", {"messages": many}),
         ("/v1/embeddings", {"input": many}),
     ):
-        answer = client.post(path, json=body)
-        assert answer.status_code == 400
-        assert len(answer.content) <= 4096
-        assert "s3cret" not in answer.text
-    assert time.monotonic() - started < 5
+        seconds = []
+        for _ in range(3):  # the fastest counts: a machine may be busy with something else
+            started = time.monotonic()
+            answer = client.post(path, json=body)
+            seconds.append(time.monotonic() - started)
+            assert answer.status_code == 400
+            assert len(answer.content) <= 4096
+            assert "s3cret" not in answer.text
+        assert min(seconds) < 1, path
     assert_works(client)
 
 
