@@ -6,6 +6,7 @@ Owns: create_app. Must not know: how answers are made (generate.py) or who may c
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
@@ -112,16 +113,18 @@ def create_app(
     )
     # The interactive pages would load scripts from elsewhere; the schema says less than the docs.
     app = FastAPI(title="martlet", docs_url=None, redoc_url=None, openapi_url=None)
-    add_errors(app)
-    add_status_routes(app, service)
-    add_page(app)
-    _add_answering_routes(app, service)
-    anthropic.add_routes(app, service)
-    ollama.add_routes(app, service)
-    ollama.add_fixed_routes(app)
-    tokens.add_routes(app, service)
-    openapi.add_description(app, KINDS)
     app.state.service = service
+    # FastAPI keeps what routes are made of for as long as the process lives: no model among it.
+    seen: Service = weakref.proxy(service)
+    add_errors(app)
+    add_status_routes(app, seen)
+    add_page(app)
+    _add_answering_routes(app, seen)
+    anthropic.add_routes(app, seen)
+    ollama.add_routes(app, seen)
+    ollama.add_fixed_routes(app)
+    tokens.add_routes(app, seen)
+    openapi.add_description(app, KINDS)
     if lifecycle is None:
         add_doors(app, options, service.lifecycle)
     return app

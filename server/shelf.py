@@ -9,6 +9,7 @@ One model is loaded or unloaded at a time; requests for those that are there do 
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -178,9 +179,12 @@ class Shelf:
         return sum(place.need_bytes for place in self.places.values() if place.loaded)
 
     async def _unload(self, place: Place) -> None:
-        loaded, place.loaded = place.loaded, None
-        if loaded:
-            await asyncio.to_thread(loaded.close)
+        if place.loaded:
+            close, place.loaded = place.loaded.close, None
+            await asyncio.to_thread(close)
+            del close
+            # An engine and what it holds refer to each other, and a vocabulary may be large.
+            await asyncio.to_thread(gc.collect)
 
     def _left(self, place: Place) -> None:
         place.left_s = time.monotonic()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -186,6 +187,28 @@ def test_an_idle_model_goes_after_its_time_and_comes_back() -> None:
         wait_until(lambda: not models.open)
         assert text(ask(client, "a")) == "I am a"
         assert models.loads["a"] == 2
+
+
+def test_nothing_of_a_model_stays_when_it_goes() -> None:
+    services = []
+    models = Models()
+    place = models.place("a")
+    works = place.load
+
+    def remembers(lifecycle: Lifecycle) -> Loaded:
+        loaded = works(lifecycle)
+        services.append(weakref.ref(loaded.service))
+        return loaded
+
+    place.load = remembers
+    app = create_shelf_app(Shelf([place]), ServerOptions())
+    with running_app(app) as url, httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
+        for _ in range(2):
+            assert text(ask(client, "a")) == "I am a"
+            client.post("/api/generate", json={"model": "a", "keep_alive": 0})
+            wait_until(lambda: not models.open)
+            wait_until(lambda: services[-1]() is None)
+    assert len(services) == 2
 
 
 def test_a_busy_model_stays() -> None:
