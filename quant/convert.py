@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from .convert_nextn import count_blocks
 from .convert_sentence import read_sentence
 from .convert_tensors import Weight, ignored_tensors, plan_weights
 from .convert_tokenizer import ReaderFacts, convert_tokenizer
-from .encode import BadWeights, compiled_ahead, encode
+from .encode import BadWeights, compiled_ahead, encode, threads_of
 from .errors import FileFormatError
 from .formats import FORMATS
 from .gguf_field import Field
@@ -151,25 +152,20 @@ def write_conversion(
     fields = {
         key: value if isinstance(value, Field) else Field.of(value) for key, value in values.items()
     }
-    tensors = [
-        OutTensor(
-            w.name, w.shape, FORMATS[formats[w.name]], _packer(conversion, w, formats, threads)
-        )
-        for w in conversion.weights
-    ]
-    with compiled_ahead(tensor.format.name for tensor in tensors):
+    names = [formats[weight.name] for weight in conversion.weights]
+    with threads_of(1) as compiler, compiled_ahead(names, compiler) as wait_for:
+
+        def data_of(weight: Weight) -> np.ndarray:
+            wait_for(formats[weight.name])
+            packed = packed_weight(weight, formats[weight.name], threads)
+            conversion.checkpoint.drop_pages()
+            return packed
+
+        tensors = [
+            OutTensor(w.name, w.shape, FORMATS[formats[w.name]], partial(data_of, w))
+            for w in conversion.weights
+        ]
         return write_gguf(path, fields, tensors, on_tensor=on_tensor, check=check)
-
-
-def _packer(
-    conversion: Conversion, weight: Weight, formats: Mapping[str, str], threads: int | None
-) -> Callable[[], np.ndarray]:
-    def pack() -> np.ndarray:
-        packed = packed_weight(weight, formats[weight.name], threads)
-        conversion.checkpoint.drop_pages()
-        return packed
-
-    return pack
 
 
 def packed_weight(weight: Weight, format_name: str, threads: int | None = None) -> np.ndarray:

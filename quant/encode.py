@@ -22,7 +22,7 @@ from .errors import FileFormatError, UnsupportedError
 from .formats import FORMATS
 from .grid import GRIDS, Grid, fit_blocks, pack
 
-PIECE_WEIGHTS = 1 << 17  # a thread's share at a time: the temporaries of packing stay in its cache
+PIECE_WEIGHTS = 1 << 18  # a thread's share at a time: the temporaries of packing stay in its cache
 LARGEST_HALF = 65504.0
 
 _PLAIN: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -74,46 +74,67 @@ def encode(
         check_weights(piece, format_name, first_row + start)
         out[start:stop] = _encode_piece(piece, format_name, weights)
 
-    for_pieces(rows, cols, one_piece, threads)
+    pieces = pieces_of(rows, cols)
+    n_threads = min(threads or os.cpu_count() or 1, len(pieces))
+    if n_threads <= 1:
+        for piece in pieces:
+            one_piece(*piece)
+    else:
+        with threads_of(n_threads) as pool:
+            for future in [pool.submit(one_piece, *piece) for piece in pieces]:
+                future.result()  # raises the first failure in order of rows
     return out
 
 
-def for_pieces(
-    rows: int, cols: int, work: Callable[[int, int], Any], threads: int | None = None
-) -> list[Any]:
-    """Calls work(first row, row behind the last) for pieces of a matrix; its results in order.
-
-    The pieces do not depend on the number of threads. The first failure in order is raised.
-    """
+def pieces_of(rows: int, cols: int) -> list[tuple[int, int]]:
+    """(first row, row behind the last) of each piece of a matrix; the same for all threads."""
     step = max(1, PIECE_WEIGHTS // cols)
-    starts = range(0, rows, step)
-    stops = [min(start + step, rows) for start in starts]
-    n_threads = min(threads or os.cpu_count() or 1, len(starts))
-    if n_threads <= 1:
-        return list(map(work, starts, stops))
-    with ThreadPoolExecutor(n_threads) as pool:
-        return list(pool.map(work, starts, stops))
+    return [(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
 @contextlib.contextmanager
-def compiled_ahead(format_names: Iterable[str]) -> Iterator[None]:
-    """Inside, kernels of these formats get compiled one after the other in a thread of their own,
-    where they are not kept from another run: the first tensors are encoded meanwhile."""
-    names = dict.fromkeys(name for name in format_names if name in GRIDS)
+def threads_of(n: int | None) -> Iterator[ThreadPoolExecutor]:
+    """n threads, or as many as there are cores; what none has begun at the end is forgotten."""
+    pool = ThreadPoolExecutor(n or os.cpu_count() or 1)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def compiled_ahead(
+    format_names: Iterable[str], pool: ThreadPoolExecutor
+) -> Iterator[Callable[[str], None]]:
+    """Inside, one of these threads compiles the kernels of these formats where they are not kept
+    from another run, and the others may encode. Yields what waits for the kernel of a format.
+
+    Who encodes without that waits for numba's lock, which is not handed over between kernels: for
+    all of them.
+    """
+    compiled = {name: threading.Event() for name in format_names if name in GRIDS}
     is_over = threading.Event()
 
     def compile_all() -> None:
-        for name in names:
-            if not is_over.is_set():
-                grid = GRIDS[name]
-                fit_blocks(np.zeros((1, grid.block), np.float32), grid)
-
-    with ThreadPoolExecutor(1) as thread:
-        thread.submit(compile_all)  # who encodes meets the same failure
         try:
-            yield
-        finally:
-            is_over.set()
+            for name, is_compiled in compiled.items():
+                if not is_over.is_set():
+                    grid = GRIDS[name]
+                    fit_blocks(np.zeros((1, grid.block), np.float32), grid)
+                is_compiled.set()
+        finally:  # who encodes meets the same failure
+            for is_compiled in compiled.values():
+                is_compiled.set()
+
+    def wait_for(name: str) -> None:
+        if name in compiled:
+            compiled[name].wait()
+
+    pool.submit(compile_all)
+    try:
+        yield wait_for
+    finally:
+        is_over.set()
 
 
 def _encode_piece(piece: np.ndarray, format_name: str, weights: np.ndarray | None) -> np.ndarray:

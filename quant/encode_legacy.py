@@ -3,6 +3,9 @@ IQ4_NL.
 
 Owns: what is done about the rounding of scale and offset to half floats. Must not know: bytes,
 files, threads. Called through the table in `grid.py`; its signature is described there.
+
+Formats share kernels: what differs are numbers they are given. Only what decides whether loops
+become vectors is constant in a kernel.
 """
 
 from __future__ import annotations
@@ -17,7 +20,6 @@ from .encode_math import (
     fit_offset,
     fit_step,
     half,
-    helper,
     inverse,
     kernel,
     store_indices,
@@ -28,25 +30,27 @@ N = 32
 _NEAR = F(2.0**-11)  # half floats lie this far apart, relatively
 
 
-@helper
-def fit_symmetric(
-    x: Any, w: Any, d: Any, q: Any, low: Any, top: Any, is_table: bool, first: Any, stride: Any,
-    tries: int,
-) -> None:  # fmt: skip
-    for b in range(x.shape[0]):
-        xb, wb = x[b], w[b % w.shape[0]]
-        step = fit_step(xb, wb, N, low, top, is_table, first, stride, tries)
-        least, best = LARGEST, ZERO
-        for k in range(-1, 2):  # the half floats on both sides of the best step, and one beyond
-            rounded = half(step * (F(1) + F(k) * _NEAR))
-            error = error_at(xb, wb, N, rounded, ZERO, low, top, is_table)
-            if error < least:
-                least, best = error, rounded
-        d[b] = best
-        store_indices(q[b], xb, N, best, ZERO, low, top, is_table)
+def symmetric(is_table: bool) -> Any:
+    @kernel
+    def fit_symmetric(
+        x: Any, w: Any, d: Any, q: Any, low: Any, top: Any, first: Any, stride: Any, tries: int
+    ) -> None:
+        for b in range(x.shape[0]):
+            xb, wb = x[b], w[b % w.shape[0]]
+            step = fit_step(xb, wb, N, low, top, is_table, first, stride, tries)
+            least, best = LARGEST, ZERO
+            for k in range(-1, 2):  # the half floats on both sides of the best step, and one beyond
+                rounded = half(step * (F(1) + F(k) * _NEAR))
+                error = error_at(xb, wb, N, rounded, ZERO, low, top, is_table)
+                if error < least:
+                    least, best = error, rounded
+            d[b] = best
+            store_indices(q[b], xb, N, best, ZERO, low, top, is_table)
+
+    return fit_symmetric
 
 
-@helper
+@kernel
 def fit_affine(
     x: Any, w: Any, d: Any, m: Any, q: Any, top: Any, first: Any, stride: Any, tries: int,
     shift: Any, shifts: int,
@@ -72,31 +76,28 @@ def fit_affine(
         store_indices(q[b], xb, N, best_step, best_offset, ZERO, top, False)
 
 
-@kernel
+_fit_levels, _fit_table = symmetric(is_table=False), symmetric(is_table=True)
+
+
 def fit_q4_0(x: Any, w: Any, d: Any, m: Any, s: Any, o: Any, q: Any) -> None:
-    fit_symmetric(x, w, d, q, F(-8), F(7), False, F(5), F(0.25), 32)
+    _fit_levels(x, w, d, q, F(-8), F(7), F(5), F(0.25), 32)
 
 
-@kernel
 def fit_q5_0(x: Any, w: Any, d: Any, m: Any, s: Any, o: Any, q: Any) -> None:
-    fit_symmetric(x, w, d, q, F(-16), F(15), False, F(13), F(0.5), 24)
+    _fit_levels(x, w, d, q, F(-16), F(15), F(13), F(0.5), 24)
 
 
-@kernel
 def fit_q8_0(x: Any, w: Any, d: Any, m: Any, s: Any, o: Any, q: Any) -> None:
-    fit_symmetric(x, w, d, q, F(-127), F(127), False, F(125), F(0.25), 56)
+    _fit_levels(x, w, d, q, F(-127), F(127), F(125), F(0.5), 28)
 
 
-@kernel
 def fit_q4_1(x: Any, w: Any, d: Any, m: Any, s: Any, o: Any, q: Any) -> None:
     fit_affine(x, w, d, m, q, F(15), F(12), F(0.25), 28, F(0.5), 2)
 
 
-@kernel
 def fit_q5_1(x: Any, w: Any, d: Any, m: Any, s: Any, o: Any, q: Any) -> None:
     fit_affine(x, w, d, m, q, F(31), F(28), F(0.5), 22, F(0.5), 2)
 
 
-@kernel
 def fit_iq4_nl(x: Any, w: Any, d: Any, m: Any, s: Any, o: Any, q: Any) -> None:
-    fit_symmetric(x, w, d, q, ZERO, ZERO, True, F(89), F(4), 26)
+    _fit_table(x, w, d, q, ZERO, ZERO, F(89), F(4), 26)

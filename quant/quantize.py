@@ -2,21 +2,24 @@
 
 Owns: what is copied and what is encoded, and the account of what was lost. Must not know: how the
 formats were chosen (`mixtures.py` and others make the `Plan`), how blocks are fitted, how a file
-is laid out. Memory holds one encoded tensor and a few pieces of its rows.
+is laid out. Memory holds two encoded tensors and a few pieces of their rows.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from os import PathLike
 from typing import Any
 
 import numpy as np
 
-from .encode import BadWeights, check_weights, compiled_ahead, encode, for_pieces
+from .encode import BadWeights, check_weights, compiled_ahead, encode, pieces_of, threads_of
 from .errors import FileFormatError
 from .formats import FORMATS, Format, dequantize
 from .gguf_field import Field
@@ -104,19 +107,24 @@ def quantize_file(
     """
     check_plan(source, plan)
     reports: dict[str, TensorReport] = {}
-
-    def data_of(tensor: GGUFTensor) -> np.ndarray:
-        data, rmse = _encoded(tensor, plan, threads)
-        reports[tensor.name] = TensorReport.of(tensor, plan, rmse)
-        return data
-
-    def written(tensor: OutTensor) -> None:
-        source.drop_pages()
-        if on_tensor is not None:
-            on_tensor(reports[tensor.name])
-
     encoded = [t for t in source.tensors.values() if target_format(t, plan) is not t.format]
-    with compiled_ahead(target_format(t, plan).name for t in encoded):
+    names = [target_format(tensor, plan).name for tensor in encoded]
+    with threads_of(threads) as pool, compiled_ahead(names, pool) as wait_for:
+        # The next tensor is begun before this one is waited for: all threads have work.
+        begun = (_begun(tensor, plan, pool, wait_for) for tensor in source.tensors.values())
+        waiting = deque(islice(begun, 1))
+
+        def data_of(tensor: GGUFTensor) -> np.ndarray:
+            waiting.extend(islice(begun, 1))
+            data, rmse = waiting.popleft()()
+            reports[tensor.name] = TensorReport.of(tensor, plan, rmse)
+            return data
+
+        def written(tensor: OutTensor) -> None:
+            source.drop_pages()
+            if on_tensor is not None:
+                on_tensor(reports[tensor.name])
+
         write_gguf(out, _fields(source, plan), _tensors(source, plan, data_of), on_tensor=written)
     return list(reports.values())
 
@@ -174,8 +182,11 @@ def _importance_shapes(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
     return [(cols,), (1, cols), (stack, cols)]
 
 
-def _encoded(tensor: GGUFTensor, plan: Plan, threads: int | None) -> tuple[np.ndarray, float]:
-    """The bytes of a tensor in its new format, uint8 (n_bytes,), and the relative RMSE."""
+def _begun(
+    tensor: GGUFTensor, plan: Plan, pool: ThreadPoolExecutor, wait_for: Callable[[str], None]
+) -> Callable[[], tuple[np.ndarray, float]]:
+    """Hands the pieces of a tensor to the threads; what is returned waits for all of them, and gives
+    the bytes in the new format, uint8 (n_bytes,), and the relative RMSE."""
     fmt = target_format(tensor, plan)
     cols = tensor.shape[-1]
     rows = tensor.n_weights // cols
@@ -188,30 +199,35 @@ def _encoded(tensor: GGUFTensor, plan: Plan, threads: int | None) -> tuple[np.nd
         out = plan.encoders[tensor.name](values).reshape(rows, fmt.data_bytes((cols,)))
     else:
         out = np.empty((rows, fmt.data_bytes((cols,))), np.uint8)
+
+    def one_piece(start: int, stop: int, importance: np.ndarray | None) -> np.ndarray:
+        """Σ error² and Σ weight² of these rows."""
+        x = dequantize(data[start:stop].reshape(-1), tensor.format, (stop - start, cols))
+        try:
+            if is_copy:
+                check_weights(x, fmt.name, start)
+                return np.zeros(2)
+            if tensor.name not in plan.encoders:
+                wait_for(fmt.name)
+                out[start:stop] = encode(x, fmt.name, importance, threads=1, first_row=start)
+        except BadWeights as error:
+            raise BadWeights(f"tensor {tensor.name!r}: {error}") from None
+        y = dequantize(out[start:stop].reshape(-1), fmt, x.shape)
+        # Squares of weights that float32 holds may be beyond it, on either side.
+        rest, x = (x - y).astype(np.float64), x.astype(np.float64)
+        return np.array([np.vdot(rest, rest), np.vdot(x, x)])
+
     importance = plan.importance.get(tensor.name)
-    stack = np.empty((1, 0)) if importance is None else importance.reshape(-1, cols)
+    stack = [None] if importance is None else importance.reshape(-1, cols)
     stack_rows = rows // len(stack)
-    sums = np.zeros(2)
-    for k, weights in enumerate(stack):
+    pieces = [
+        pool.submit(one_piece, k * stack_rows + start, k * stack_rows + stop, weights)
+        for k, weights in enumerate(stack)
+        for start, stop in pieces_of(stack_rows, cols)
+    ]
 
-        def one_piece(start: int, stop: int, first: int = k * stack_rows, w: Any = weights) -> Any:
-            at = slice(first + start, first + stop)
-            x = dequantize(data[at].reshape(-1), tensor.format, (stop - start, cols))
-            try:
-                if is_copy:
-                    check_weights(x, fmt.name, at.start)
-                    return np.zeros(2)
-                if tensor.name not in plan.encoders:
-                    out[at] = encode(
-                        x, fmt.name, w if w.size else None, threads=1, first_row=at.start
-                    )
-            except BadWeights as error:
-                raise BadWeights(f"tensor {tensor.name!r}: {error}") from None
-            y = dequantize(out[at].reshape(-1), fmt, x.shape)
-            # Squares of weights that float32 holds may be beyond it, on either side.
-            rest, x = (x - y).astype(np.float64), x.astype(np.float64)
-            return np.array([np.vdot(rest, rest), np.vdot(x, x)])
+    def finished() -> tuple[np.ndarray, float]:
+        squares = sum(piece.result() for piece in pieces)
+        return out.reshape(-1), math.sqrt(squares[0] / squares[1]) if squares[1] else 0.0
 
-        for piece_sums in for_pieces(stack_rows, cols, one_piece, threads):
-            sums += piece_sums
-    return out.reshape(-1), math.sqrt(sums[0] / sums[1]) if sums[1] else 0.0
+    return finished

@@ -18,6 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
+from .calibration_stacks import StackSquares, observed_stacks
 from .config import ModelConfig
 from .errors import ModelError
 from .executors import Executor
@@ -111,6 +112,7 @@ class Calibrator:
         )
         self._is_full = full
         self._inputs = observed_inputs(plan)
+        self._stacks = observed_stacks(plan)
         self._widths = {buffer: plan.buffers[buffer].width for buffer in self._inputs}
         self._head = plan.hidden
         n_blocks = -(-context // _BLOCK_TOKENS)
@@ -140,8 +142,18 @@ class Calibrator:
             for buffer, names in self._inputs.items()
         ]
 
-    def add(self, tokens: Sequence[int], moments: list[InputMoments]) -> None:
-        """Runs one chunk of at most `context` tokens and adds what its products read."""
+    def empty_stacks(self) -> list[StackSquares]:
+        """As `empty`, of the inputs of stacks of matrices: experts, heads."""
+        return [stack.empty() for stack in self._stacks]
+
+    def add(
+        self,
+        tokens: Sequence[int],
+        moments: list[InputMoments],
+        stacks: Sequence[StackSquares] = (),
+    ) -> None:
+        """Runs one chunk of at most `context` tokens and adds what its products read; what stacks
+        read where they are given."""
         if len(tokens) > self.context:
             raise ModelError(f"a chunk of {len(tokens)} tokens, the context is {self.context}")
         for start in range(0, len(tokens), self._executor.max_rows):
@@ -149,6 +161,8 @@ class Calibrator:
             self._executor.run(_step(part, start, self._executor.n_blocks))
             read = [partial(self._rows, buffer, len(part)) for buffer in self._inputs]
             list(self._pool.map(lambda rows, sums: sums.add(rows()), read, moments))
+            for stack, squares in zip(self._stacks, stacks, strict=False):
+                stack.add(self._executor.read_rows, len(part), squares)
 
     def _rows(self, buffer: int, n: int) -> np.ndarray:
         executor = self._executor

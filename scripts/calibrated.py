@@ -21,6 +21,7 @@ from martlet.runtime.calibration import Calibrator, InputMoments
 from martlet.runtime.config import ModelConfig
 from martlet.runtime.machine import memory
 from martlet.runtime.weights import WeightSource
+from martlet.scripts.calibrated_stacks import Stack, stacks_of
 from martlet.scripts.trial import Trial
 
 # Formats worth their bytes, by the block that a row must be a multiple of.
@@ -93,6 +94,10 @@ class Matrix:
         """float64 (cols, cols), E[x xT] over all tokens."""
         return self.seen.joined(self.unseen).mean_products()
 
+    def error(self, values: np.ndarray, rounded: np.ndarray) -> float:
+        """The layer error, summed over rows; of many rows by a sample."""
+        return _priced_error(values, rounded, self.moment())
+
     def choices(self) -> list[Choice]:
         return [
             Choice(name, FORMATS[name].data_bytes(self.shape), self.cost(name))
@@ -107,7 +112,7 @@ class Matrix:
 def trial_tokens(shapes: Mapping[str, tuple[int, ...]]) -> int:
     """Tokens of trial runs that keep their work bounded: each matrix is tried, and each trial
     runs about half of the layers."""
-    sizes = [prod(shape) for name, shape in shapes.items() if len(shape) == 2 and name != EMBEDDING]
+    sizes = [prod(shape) for name, shape in shapes.items() if len(shape) > 1 and name != EMBEDDING]
     most = TRIAL_PRODUCTS / max(1.0, len(sizes) * sum(sizes) / 2)
     return int(min(TRIAL_TOKENS, max(LEAST_TRIAL_TOKENS, most)))
 
@@ -123,16 +128,16 @@ def observe(
     *,
     threads: int | None = None,
     on_chunk: Callable[[], None] = lambda: None,
-) -> list[Matrix]:
-    """Runs the text; matrices in the order in which the model reads them."""
+) -> tuple[list[Matrix], list[Stack]]:
+    """Runs the text; matrices, and stacks of them, in the order in which the model reads them."""
     context = len(texts.halves[0][0])
     runner = Calibrator(config, weights, context=context, full=True, threads=threads)
     try:
         _check_memory(2 * runner.moment_bytes)
-        sums = runner.empty(), runner.empty()
+        sums, stacks = (runner.empty(), runner.empty()), runner.empty_stacks()
         for chunks, moments in zip(texts.halves, sums, strict=True):
             for tokens in chunks:
-                runner.add(tokens, moments)
+                runner.add(tokens, moments, stacks)
                 on_chunk()
     finally:
         runner.close()
@@ -146,7 +151,7 @@ def observe(
         shape = _rows_and_cols(weights, EMBEDDING)
         even = InputMoments((EMBEDDING,), 1, np.ones(shape[1]), np.eye(shape[1]))
         found.insert(0, Matrix(EMBEDDING, shape, even, even, is_multiplied=False))
-    return found
+    return found, stacks_of(stacks, weights)
 
 
 def _check_memory(need_bytes: int) -> None:
@@ -214,7 +219,7 @@ def _estimated(
 
 
 def measure_sensitivities(
-    matrices: Sequence[Matrix],
+    matrices: Sequence[Matrix | Stack],
     trial: Trial,
     on_matrix: Callable[[], None],
     threads: int | None = None,
@@ -225,7 +230,7 @@ def measure_sensitivities(
 
     def coarse(name: str, values: np.ndarray) -> np.ndarray:
         rounded = _coarse(values)
-        errors[name] = _priced_error(values, rounded, by_name[name].moment())
+        errors[name] = by_name[name].error(values, rounded)
         return rounded
 
     for name, divergence in trial.divergences(by_name.keys(), coarse, threads):
@@ -315,8 +320,9 @@ def _sample(matrix: Matrix, weights: WeightSource) -> np.ndarray:
 
 def _coarse(values: np.ndarray) -> np.ndarray:
     """Rounded to 15 levels per run of neighbours: about the noise of four bits."""
-    run = 32 if values.shape[1] % 32 == 0 else values.shape[1]
-    runs = values.reshape(len(values), -1, run)
+    cols = values.shape[-1]
+    run = 32 if cols % 32 == 0 else cols
+    runs = values.reshape(-1, cols // run, run)
     step = np.abs(runs).max(axis=2, keepdims=True) / np.float32(7)
     rounded = np.rint(np.divide(runs, step, out=np.zeros_like(runs), where=step > 0)) * step
     return rounded.reshape(values.shape)

@@ -25,6 +25,7 @@ from martlet.runtime.tokenizer import Tokenizer
 from martlet.runtime.weights import StoredWeights
 from martlet.scripts import calibrated, options
 from martlet.scripts.calibrated import Matrix, Texts
+from martlet.scripts.calibrated_stacks import Stack, estimate_stack_errors
 from martlet.scripts.scored_text import chunks_of
 from martlet.scripts.trial import Trial
 
@@ -82,6 +83,7 @@ class Observed:
     """All that a text says of a file's matrices, whatever becomes of them."""
 
     matrices: Sequence[Matrix]
+    stacks: Sequence[Stack]
     recipe: Mapping[str, str | int]  # what was read, for the metadata
 
 
@@ -112,25 +114,28 @@ def observed(
 
     n_chunks = sum(map(len, texts.halves))
     on_chunk = counter("reading the text", n_chunks)
-    matrices = calibrated.observe(config, weights, texts, threads=threads, on_chunk=on_chunk)
+    matrices, stacks = calibrated.observe(
+        config, weights, texts, threads=threads, on_chunk=on_chunk
+    )
     trial = Trial(config, weights, texts.trial)
     calibrated.count_lookups(matrices, trial)
     if with_prices:
-        on_matrix = counter("sensitivities", len(matrices))
-        calibrated.measure_sensitivities(matrices, trial, on_matrix, threads)
+        both = [*matrices, *stacks]
+        calibrated.measure_sensitivities(both, trial, counter("sensitivities", len(both)), threads)
     del trial
     on_matrix = counter("errors of formats", len(matrices))
     calibrated.estimate_errors(matrices, weights, on_matrix, threads)
-    for matrix in matrices:  # what is copied loses nothing
-        stored = file.tensors[matrix.name].format
-        if stored.block > 1 or stored.name in matrix.errors:
-            matrix.errors[stored.name] = 0.0
+    estimate_stack_errors(stacks, weights, calibrated.formats_for)
+    for each in (*matrices, *stacks):  # what is copied loses nothing
+        stored = file.tensors[each.name].format
+        if stored.block > 1 or stored.name in each.errors:
+            each.errors[stored.name] = 0.0
     recipe: dict[str, str | int] = {
         "text_sha256": hashlib.sha256(text.content.encode()).hexdigest(),
         "context": text.context,
         "tokens": n_chunks * text.context,
     }
-    return Observed(matrices, recipe)
+    return Observed(matrices, stacks, recipe)
 
 
 def calibrated_plan(
@@ -149,18 +154,26 @@ def calibrated_plan(
         chosen = choices(known, file.metadata, _shapes(file), has_imatrix=True)
         plan = Plan.of(chosen, known.file_type, fields=fields)
     else:
-        plan = Plan(allocated(file, seen.matrices, budget.of(file), fields), 0, fields=fields)
+        plan = Plan(allocated(file, [*seen.matrices, *seen.stacks], budget.of(file), fields), 0, fields=fields)
         plan = replace(plan, file_type=nearest_file_type(file, plan.formats))
     changed = {
         name: format_name
         for name, format_name in plan.formats.items()
         if file.tensors[name].format.name != format_name
     }
-    return replace(plan, encoders=encoders(seen.matrices, changed, threads))
+    importance = {stack.name: stack.importance for stack in seen.stacks}
+    return replace(plan, encoders=encoders(seen.matrices, changed, threads), importance=importance)
+
+
+def unread(file: GGUFFile, seen: Observed) -> list[str]:
+    """Tensors that presets quantize and of which the text says nothing: no product reads them."""
+    known = {each.name for each in (*seen.matrices, *seen.stacks)}
+    quantized = mixture(PRESETS["Q8_0"], file.metadata, _shapes(file), has_imatrix=True)
+    return [name for name in quantized if name not in known]
 
 
 def allocated(
-    file: GGUFFile, matrices: Sequence[Matrix], n_bytes: int, fields: Mapping[str, Field]
+    file: GGUFFile, matrices: Sequence[Matrix | Stack], n_bytes: int, fields: Mapping[str, Field]
 ) -> dict[str, str]:
     """The format of each matrix, so that the whole file has n_bytes at most."""
     choices = {

@@ -48,22 +48,19 @@ def imatrix(
         runner = Calibrator(
             config, weights, context=n_ctx, executor=executor.value, threads=threads
         )
-        moments = runner.empty()
+        moments, stacks = runner.empty(), runner.empty_stacks()
         with chunk_progress("imatrix", len(chunks)) as on_chunk:
             for i, tokens in enumerate(chunks):
-                runner.add(tokens, moments)
+                runner.add(tokens, moments, stacks)
                 on_chunk(i + 1, "")
         runner.close()
-    found = {
-        name: sums
-        for sums in moments
-        for name in sums.weights
-        if process_output or name.startswith("blk.")
-    }
+    squares = {n: (m.squares[None], np.array([m.n_rows])) for m in moments for n in m.weights}
+    squares |= {n: (m.squares, m.n_rows) for m in stacks for n in m.weights}
+    found = {n: each for n, each in squares.items() if process_output or n.startswith("blk.")}
     write_imatrix(
         out,
-        {name: sums.squares[None, :].astype(np.float32) for name, sums in found.items()},
-        {name: np.full((1, 1), sums.n_rows, np.float32) for name, sums in found.items()},
+        {name: sums.astype(np.float32) for name, (sums, _) in found.items()},
+        {name: counts[:, None].astype(np.float32) for name, (_, counts) in found.items()},
         dataset=file.name,
         n_chunks=len(chunks),
         chunk_tokens=n_ctx,

@@ -149,12 +149,17 @@ def budget_of(size: str | None, bpw: float | None) -> Budget | None:
 def calibrated(
     file: GGUFFile, text: Text, budget: Budget | None, type_: str | None, threads: int | None
 ) -> Plan:
-    from martlet.scripts.calibrated_plan import calibrated_plan, observed
+    from martlet.scripts.calibrated_plan import calibrated_plan, observed, unread
     from martlet.scripts.console import stage_progress
 
     with stage_progress() as progress:
         with_prices = budget is not None
         seen = observed(file, text, with_prices=with_prices, threads=threads, progress=progress)
+    if names := unread(file, seen):
+        what = "rounded without the text" if budget is None else "left as they are"
+        note(f"{what}, as no product reads them: {', '.join(names)}")
+    if unmet := sum(int((stack.inputs.n_rows == 0).sum()) for stack in seen.stacks):
+        note(f"{unmet} experts' matrices met none of the text: rounded by what the others met")
     return calibrated_plan(file, seen, budget, type_, threads=threads)
 
 

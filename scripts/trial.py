@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from martlet.runtime.dense import DenseRunner
+from martlet.runtime.executors.reference_math import soft_capped
 from martlet.scripts.logit_stats import log_softmax
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class Trial:
         self._dense = DenseRunner(config, weights, sequences)
         names = [tensor.name for tensor in self._dense.plan.tensors]
         self._head = "output.weight" if "output.weight" in names else "token_embd.weight"
+        self._bias = self._dense.value("output.bias") if "output.bias" in names else None
+        self._scale, self._cap = np.float32(config.logit_scale), config.logit_cap
         run = self._dense.begin()
         self._dense.advance(run, 0)
         head = self._dense.value(self._head)
@@ -102,7 +105,10 @@ class Trial:
         return float((np.exp(self._base) * rest).sum(axis=1).mean())
 
     def _predictions(self, hidden: np.ndarray, head: np.ndarray) -> np.ndarray:
-        return log_softmax(hidden @ head[self._tokens].T)
+        logits = hidden @ head[self._tokens].T
+        if self._bias is not None:
+            logits += self._bias[self._tokens]
+        return log_softmax(soft_capped(self._scale * logits, self._cap))
 
 
 def _first(waiting: deque[tuple[str, Future[float]]]) -> tuple[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -36,7 +37,7 @@ def model() -> TinyModel:
 @pytest.fixture(scope="module")
 def matrices(model: TinyModel) -> list[Matrix]:
     texts = Texts.split(chunks(100), 8192)
-    found = calibrated.observe(model.config, model.weights, texts)
+    found, _ = calibrated.observe(model.config, model.weights, texts)
     trial = Trial(model.config, model.weights, texts.trial)
     calibrated.count_lookups(found, trial)
     calibrated.measure_sensitivities(found, trial, lambda: None)
@@ -109,6 +110,33 @@ def test_divergence_is_that_of_the_two_models(model: TinyModel) -> None:
         assert found == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.parametrize("changes", [{"logit_scale": 0.25}, {"logit_cap": 1.5}])
+def test_divergence_is_that_of_scaled_and_capped_logits(
+    model: TinyModel, changes: dict[str, float]
+) -> None:
+    """As Granite scales logits, and Gemma 2 caps them: both flatten what is predicted."""
+    from martlet.runtime.executors.reference import ReferenceExecutor
+    from martlet.runtime.models import record_plan
+    from martlet.runtime.ops import BufferKind, KvType
+
+    from ..runtime.tiny import run_tokens
+
+    config = replace(model.config, **changes)
+    tokens, name = chunks(1, seed=1)[0], "blk.0.ffn_up.weight"
+    trial = Trial(config, model.weights, [tokens])
+    ((_, found),) = trial.divergences({name}, lambda _, values: values * np.float32(1.2))
+    predictions = []
+    for factor in (1, 1.2):
+        values = {n: model.weights.dequantized(n) for n in model.weights.names()}
+        values[name] = values[name] * np.float32(factor)
+        weights = StoredWeights({n: StoredTensor.from_floats(v) for n, v in values.items()})
+        plan = record_plan(config, weights, 64, activations=BufferKind.F32)
+        executor = ReferenceExecutor(plan, weights, n_blocks=4, kv_type=KvType.F32)
+        predictions.append(log_softmax(run_tokens(executor, tokens)))
+    p, q = predictions
+    assert found == pytest.approx(float((np.exp(p) * (p - q)).sum(axis=1).mean()), rel=1e-3)
+
+
 def test_the_uses_of_a_tied_embedding_are_told_apart(model: TinyModel) -> None:
     sequences = [[token % 45 for token in chunk] for chunk in chunks(3, seed=3)]
     trial = Trial(model.config, model.weights, sequences)
@@ -126,7 +154,7 @@ def test_the_uses_of_a_tied_embedding_are_told_apart(model: TinyModel) -> None:
 
 def test_lookups_of_a_tied_embedding_count_alike_in_all_columns(model: TinyModel) -> None:
     texts = Texts.split(chunks(100), 8192, 48)  # trials shorter than the chunks that are read
-    found = calibrated.observe(model.config, model.weights, texts)
+    found, _ = calibrated.observe(model.config, model.weights, texts)
     before = {m.name: m.moment() for m in found}
     calibrated.count_lookups(found, Trial(model.config, model.weights, texts.trial))
     for m in found:
