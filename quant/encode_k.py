@@ -112,7 +112,9 @@ def scaled(n: int, is_table: bool) -> Any:
             widest = ZERO
             for j in range(subs):
                 r = b * subs + j
-                step = fit_step(x[r], w[r % w.shape[0]], n, low, top, is_table, first, stride, tries)
+                step = fit_step(
+                    x[r], w[r % w.shape[0]], n, low, top, is_table, first, stride, tries
+                )
                 wished[j] = step
                 widest = step if abs(step) > abs(widest) else widest
             best_error, best_d = LARGEST, ZERO
@@ -210,7 +212,9 @@ def scaled_offset(n: int) -> Any:
                         r = b * subs + j
                         xr, wr = x[r], w[r % w.shape[0]]
                         least, chosen_s, chosen_o = LARGEST, 0, 0
-                        for t in range(max(trial_s[j] - reach, 0), min(trial_s[j] + reach, most) + 1):
+                        for t in range(
+                            max(trial_s[j] - reach, 0), min(trial_s[j] + reach, most) + 1
+                        ):
                             for u in range(
                                 max(trial_o[j] - reach_o, 0), min(trial_o[j] + reach_o, most) + 1
                             ):

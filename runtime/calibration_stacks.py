@@ -23,6 +23,7 @@ _STACKS_OF = {
     OpKind.EXPERT_SUM: ("down",),
     OpKind.HEAD_LINEAR: ("weight",),
 }
+PRIOR_ROWS = 16
 # (buffer, number of rows) to float32 (rows, width), of the step that ran last
 Read = Callable[[int, int], np.ndarray]
 
@@ -47,14 +48,13 @@ class StackSquares:
             self.squares[k] += np.einsum("ij,ij->j", mine, mine, dtype=np.float64)
 
     def means(self) -> np.ndarray:
-        """E[x^2], float64 (matrices, cols); of a matrix that no row reached that of all the others
-        together, and where none was reached ones."""
+        """E[x^2], float64 (matrices, cols), each as if some rows more had met the matrix, like those
+        of all matrices together: few rows say little, and none nothing. Ones where there are no
+        rows at all."""
         if not self.n_rows.any():
             return np.ones_like(self.squares)
         common = self.squares.sum(axis=0) / self.n_rows.sum()
-        return np.where(
-            self.n_rows[:, None] > 0, self.squares / np.maximum(self.n_rows, 1)[:, None], common
-        )
+        return (self.squares + PRIOR_ROWS * common) / (self.n_rows + PRIOR_ROWS)[:, None]
 
 
 @dataclass(frozen=True)

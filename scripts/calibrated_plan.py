@@ -154,7 +154,8 @@ def calibrated_plan(
         chosen = choices(known, file.metadata, _shapes(file), has_imatrix=True)
         plan = Plan.of(chosen, known.file_type, fields=fields)
     else:
-        plan = Plan(allocated(file, [*seen.matrices, *seen.stacks], budget.of(file), fields), 0, fields=fields)
+        both = [*seen.matrices, *seen.stacks]
+        plan = Plan(allocated(file, both, budget.of(file), fields), 0, fields=fields)
         plan = replace(plan, file_type=nearest_file_type(file, plan.formats))
     changed = {
         name: format_name

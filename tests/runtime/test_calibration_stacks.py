@@ -11,7 +11,7 @@ import pytest
 from martlet.quant.encode import encode
 from martlet.quant.formats import FORMATS, dequantize
 from martlet.runtime.calibration import Calibrator
-from martlet.runtime.calibration_stacks import StackSquares, observed_stacks
+from martlet.runtime.calibration_stacks import PRIOR_ROWS, StackSquares, observed_stacks
 from martlet.runtime.config import ModelConfig
 from martlet.runtime.errors import ModelError
 from martlet.runtime.executors.choice import executor_class
@@ -107,13 +107,18 @@ def test_every_matrix_is_a_product_s_or_a_stack_s(name: str) -> None:
     assert all(name.endswith(kept) for name in rest), rest
 
 
-def test_an_expert_that_nothing_reached_takes_what_the_others_read() -> None:
+def test_few_rows_say_less_than_what_all_matrices_read() -> None:
     sums = StackSquares(("w",), 0, np.zeros(3, np.int64), np.zeros((3, 2)))
     assert np.array_equal(sums.means(), np.ones((3, 2)))
     rows = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
     sums.add(rows, np.array([0, 2, 2]), 2)
-    assert np.array_equal(sums.means(), [[1, 4], [35 / 3, 56 / 3], [17, 26]])
     assert (sums.n_tokens, list(sums.n_rows)) == (2, [1, 0, 2])
+    common = (rows**2).mean(axis=0)
+    means = sums.means()
+    assert np.allclose(means[1], common)
+    assert np.allclose(means[0], (rows[0] ** 2 + PRIOR_ROWS * common) / (1 + PRIOR_ROWS))
+    sums.add(np.repeat(rows[:1], 4000, axis=0), np.ones(4000, np.int64), 2)
+    assert np.allclose(sums.means()[1], rows[0] ** 2, rtol=0.01)
 
 
 def test_experts_rounded_by_what_they_read_lose_less() -> None:
@@ -126,13 +131,14 @@ def test_experts_rounded_by_what_they_read_lose_less() -> None:
             values[name] = v * np.exp(1.5 * rng.standard_normal(v.shape)).astype(np.float32)
     weights = StoredWeights({n: StoredTensor.from_floats(v) for n, v in values.items()})
     unseen = rows_of(config, weights, [[int(t) for t in rng.integers(0, 60, 40)]])
-    lost = {"even": 0.0, "text": 0.0}
     for sums in squares(config, weights, "reference"):
         for name in sums.weights:
+            lost = {"even": 0.0, "text": 0.0}
             for k, importance in enumerate(sums.means().astype(np.float32)):
                 w, rows = values[name][k], unseen.get((name, k), np.zeros((0, 32), np.float32))
                 for how, given in (("even", None), ("text", importance)):
                     data = encode(w, "Q4_0", given)
                     rest = w - dequantize(data.reshape(-1), FORMATS["Q4_0"], w.shape)
                     lost[how] += float(((rows @ rest.T) ** 2).sum())
-    assert lost["text"] < 0.9 * lost["even"]
+            # What goes into `down` is about as large in all channels of a random model.
+            assert lost["text"] < (0.97 if "down" in name else 0.7) * lost["even"], name
