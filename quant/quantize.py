@@ -185,8 +185,8 @@ def _importance_shapes(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
 def _begun(
     tensor: GGUFTensor, plan: Plan, pool: ThreadPoolExecutor, wait_for: Callable[[str], None]
 ) -> Callable[[], tuple[np.ndarray, float]]:
-    """Hands the pieces of a tensor to the threads; what is returned waits for all of them, and gives
-    the bytes in the new format, uint8 (n_bytes,), and the relative RMSE."""
+    """Hands the pieces of a tensor to the threads; what is returned waits for all of them, and
+    gives the bytes in the new format, uint8 (n_bytes,), and the relative RMSE."""
     fmt = target_format(tensor, plan)
     cols = tensor.shape[-1]
     rows = tensor.n_weights // cols
@@ -227,7 +227,7 @@ def _begun(
     ]
 
     def finished() -> tuple[np.ndarray, float]:
-        squares = sum(piece.result() for piece in pieces)
+        squares = sum((piece.result() for piece in pieces), start=np.zeros(2))
         return out.reshape(-1), math.sqrt(squares[0] / squares[1]) if squares[1] else 0.0
 
     return finished

@@ -48,9 +48,9 @@ class StackSquares:
             self.squares[k] += np.einsum("ij,ij->j", mine, mine, dtype=np.float64)
 
     def means(self) -> np.ndarray:
-        """E[x^2], float64 (matrices, cols), each as if some rows more had met the matrix, like those
-        of all matrices together: few rows say little, and none nothing. Ones where there are no
-        rows at all."""
+        """E[x^2], float64 (matrices, cols), each as if some rows more had met the matrix, like
+        those of all matrices together: few rows say little, and none nothing. Ones where there
+        are no rows at all."""
         if not self.n_rows.any():
             return np.ones_like(self.squares)
         common = self.squares.sum(axis=0) / self.n_rows.sum()

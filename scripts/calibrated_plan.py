@@ -86,6 +86,10 @@ class Observed:
     stacks: Sequence[Stack]
     recipe: Mapping[str, str | int]  # what was read, for the metadata
 
+    @property
+    def all(self) -> list[Matrix | Stack]:
+        return [*self.matrices, *self.stacks]
+
 
 def observed(
     file: GGUFFile,
@@ -120,22 +124,23 @@ def observed(
     trial = Trial(config, weights, texts.trial)
     calibrated.count_lookups(matrices, trial)
     if with_prices:
-        both = [*matrices, *stacks]
+        both: list[Matrix | Stack] = [*matrices, *stacks]
         calibrated.measure_sensitivities(both, trial, counter("sensitivities", len(both)), threads)
     del trial
     on_matrix = counter("errors of formats", len(matrices))
     calibrated.estimate_errors(matrices, weights, on_matrix, threads)
     estimate_stack_errors(stacks, weights, calibrated.formats_for)
-    for each in (*matrices, *stacks):  # what is copied loses nothing
-        stored = file.tensors[each.name].format
-        if stored.block > 1 or stored.name in each.errors:
-            each.errors[stored.name] = 0.0
     recipe: dict[str, str | int] = {
         "text_sha256": hashlib.sha256(text.content.encode()).hexdigest(),
         "context": text.context,
         "tokens": n_chunks * text.context,
     }
-    return Observed(matrices, stacks, recipe)
+    found = Observed(matrices, stacks, recipe)
+    for each in found.all:  # what is copied loses nothing
+        stored = file.tensors[each.name].format
+        if stored.block > 1 or stored.name in each.errors:
+            each.errors[stored.name] = 0.0
+    return found
 
 
 def calibrated_plan(
@@ -154,8 +159,7 @@ def calibrated_plan(
         chosen = choices(known, file.metadata, _shapes(file), has_imatrix=True)
         plan = Plan.of(chosen, known.file_type, fields=fields)
     else:
-        both = [*seen.matrices, *seen.stacks]
-        plan = Plan(allocated(file, both, budget.of(file), fields), 0, fields=fields)
+        plan = Plan(allocated(file, seen.all, budget.of(file), fields), 0, fields=fields)
         plan = replace(plan, file_type=nearest_file_type(file, plan.formats))
     changed = {
         name: format_name
@@ -168,7 +172,7 @@ def calibrated_plan(
 
 def unread(file: GGUFFile, seen: Observed) -> list[str]:
     """Tensors that presets quantize and of which the text says nothing: no product reads them."""
-    known = {each.name for each in (*seen.matrices, *seen.stacks)}
+    known = {each.name for each in seen.all}
     quantized = mixture(PRESETS["Q8_0"], file.metadata, _shapes(file), has_imatrix=True)
     return [name for name in quantized if name not in known]
 
