@@ -2,10 +2,11 @@
 
     python scripts/arm_bounds.py [--mca llvm-mca-19]
 
-Wants gcc-aarch64-linux-gnu and llvm-mca 17 or newer. Compiles csrc/kernels.c for each level, finds
-in the assembly the innermost loop of a product and prints its multiply-adds per cycle as a table,
-with the part that this is of what the core's multiply pipes could do. Nothing is measured: llvm-mca
-knows the pipes, latencies and queues of a core, but neither its caches nor its branches.
+Wants gcc-aarch64-linux-gnu and llvm-mca 17 or newer (Debian's llvm-19). Compiles csrc/kernels.c for
+each level, finds in the assembly the innermost loop of a product and prints its multiply-adds per
+cycle as a table, with the part that this is of what the core's multiply pipes could do. Nothing is
+measured: llvm-mca knows the pipes, latencies and queues of a core, but neither its caches nor its
+branches.
 
 The bound is calculated alike, from a run of independent multiply instructions. Must not know: what
 the loops compute.
@@ -46,6 +47,8 @@ MULTIPLY["i8mm"] = "smmla v{}.4s, v30.16b, v31.16b"
 # Of csrc/kernels_matmul.h: the class of each format's products.
 FORMATS = {"Q4_0": "b8", "Q4_K": "b0m", "Q6_K": "b32s", "Q8_0": "b128"}
 ITERATIONS = 1000
+# Older ones know no Neoverse V2, and calculate other figures for the cores they know.
+OLDEST_LLVM = 17
 BLOCK = 32 * 16  # multiply-adds of one block of 16 rows and a column
 
 
@@ -169,8 +172,14 @@ def rows_of(core: Core, found: dict[str, list[str]], mca: str) -> list[str]:
 def find_mca(named: str | None) -> str:
     names = [named] if named else [f"llvm-mca-{i}" for i in range(24, 16, -1)] + ["llvm-mca"]
     mca = next((name for name in names if shutil.which(name)), None)
+    remedy = "the package llvm-19, for one, brings it"
     if mca is None:
-        raise Missing(f"{names[0]} is not installed; the package llvm brings it")
+        wanted = named or f"llvm-mca {OLDEST_LLVM} or newer"
+        raise Missing(f"{wanted} is not installed; {remedy}")
+    version = re.search(r"LLVM version (\d+)", run(mca, "--version"))
+    if version is None or int(version[1]) < OLDEST_LLVM:
+        said = f"of LLVM {version[1]}" if version else "of an unknown version"
+        raise Missing(f"{mca} is {said}, and llvm-mca {OLDEST_LLVM} or newer is needed; {remedy}")
     need(COMPILER, "gcc-aarch64-linux-gnu")
     return mca
 

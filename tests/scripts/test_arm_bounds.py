@@ -1,7 +1,13 @@
 """Loops are found in assembly as compilers write it."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from martlet.scripts.arm_bounds import body_of, functions, hot_loop, multiply_adds
+
+SCRIPT = str(Path(__file__).resolve().parents[2] / "scripts" / "arm_bounds.py")
 
 ASSEMBLY = """
 \t.type\tmm_b8_4, %function
@@ -55,3 +61,18 @@ def test_equal_functions_have_one_body() -> None:
 )
 def test_products_of_bytes_are_counted(instruction: str, products: int) -> None:
     assert multiply_adds([instruction]) == products
+
+
+@pytest.mark.parametrize("version", ["14.0.6", "unknown"])
+def test_an_llvm_that_would_calculate_other_figures_is_refused(
+    tmp_path: Path, version: str
+) -> None:
+    mca = tmp_path / "llvm-mca"
+    mca.write_text(f"#!/bin/sh\necho Debian LLVM version {version}\n")
+    mca.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--mca", str(mca)], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "17 or newer is needed" in done.stderr
