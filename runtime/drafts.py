@@ -107,34 +107,35 @@ class _Index:
     """Where every run of LEAST_MATCH tokens of a growing sequence has ended."""
 
     def __init__(self) -> None:
+        self._tokens: list[int] = []
         self._ends: dict[tuple[int, ...], list[int]] = {}
         self._n_indexed = LEAST_MATCH - 1
 
     def longest_match(self, tokens: npt.NDArray[np.int32]) -> tuple[int, int]:
         """The end of the earlier run that has most tokens in common with the end of `tokens`, and
         how many; of equal ones the latest. (0, 0) where there is none."""
-        n = len(tokens)
-        if n <= LEAST_MATCH:
-            return 0, 0
+        known, n = self._tokens, len(tokens)
+        known.extend(tokens[len(known) :].tolist())
         # The last run itself is no place to copy from: it is added once something follows it.
-        fresh: list[int] = tokens[self._n_indexed + 1 - LEAST_MATCH :].tolist()
-        for at, end in enumerate(range(self._n_indexed + 1, n)):
-            self._ends.setdefault(tuple(fresh[at : at + LEAST_MATCH]), []).append(end)
-        self._n_indexed = n - 1
-        earlier = self._ends.get(tuple(fresh[-LEAST_MATCH:]), [])
+        for end in range(self._n_indexed + 1, n):
+            self._ends.setdefault(tuple(known[end - LEAST_MATCH : end]), []).append(end)
+        self._n_indexed = max(self._n_indexed, n - 1)
         best, n_best = 0, 0
-        for end in earlier[-MOST_PLACES:][::-1]:
-            n_same = _n_common(tokens[:end], tokens)
+        earlier = self._ends.get(tuple(known[-LEAST_MATCH:]), ())
+        for end in reversed(earlier[-MOST_PLACES:]):
+            n_same = _n_common(known, end)
             if n_same > n_best:
                 best, n_best = end, n_same
         return best, n_best
 
 
-def _n_common(a: npt.NDArray[np.int32], b: npt.NDArray[np.int32], most: int = 32) -> int:
-    """Tokens that both end with."""
-    n = min(len(a), len(b), most)
-    is_equal = a[len(a) - n :] == b[len(b) - n :]
-    return n if is_equal.all() else int(np.argmin(is_equal[::-1]))
+def _n_common(tokens: list[int], place: int, most: int = 32) -> int:
+    """Tokens that end before `place` and that the whole ends with, too. They are few, mostly:
+    a loop is faster than arrays."""
+    for n in range(min(place, most)):
+        if tokens[place - 1 - n] != tokens[-1 - n]:
+            return n
+    return min(place, most)
 
 
 def copied(tokens: npt.NDArray[np.int32], place: int, most: int) -> list[int]:

@@ -10,17 +10,16 @@ from __future__ import annotations
 from typing import Any
 
 from ..runtime.engine import Engine
-from ..runtime.model import Model
-from ..runtime.work import Speed, kv_value_bytes, step_work
+from ..runtime.work import PlanWork, Speed
 
 
-def last_step(engine: Engine, model: Model, limits: Speed | None) -> dict[str, Any] | None:
+def last_step(engine: Engine, counted: PlanWork, limits: Speed | None) -> dict[str, Any] | None:
     """None before the first step. `binds` is null where the machine's limits are not known."""
     last = engine.last_step
     if last is None:
         return None
     step, seconds = last
-    work = step_work(model.plan, step, kv_value_bytes(model.plan, model.kv_type))
+    work = counted.of(step)
     found: dict[str, Any] = {
         "rows": step.n_rows,
         "sequences": step.n_seqs,

@@ -25,7 +25,7 @@ from ..runtime.model import Model
 from ..runtime.nextn_drafter import own_drafter
 from ..runtime.prefix_store import PrefixStore
 from ..runtime.speculation import speculation_of
-from ..runtime.work import Speed
+from ..runtime.work import PlanWork, Speed, kv_value_bytes
 from .app import create_app
 from .facts import facts_of
 from .lifecycle import Lifecycle
@@ -146,6 +146,7 @@ def hold(
         timeline=model.timeline,
         **engine_options,
     )
+    counted = PlanWork(model.plan, kv_value_bytes(model.plan, model.kv_type))
     app = create_app(
         engine,
         model.tokenizer,
@@ -158,7 +159,7 @@ def hold(
         facts=facts_of(model),
         options=options,
         lifecycle=lifecycle,
-        last_step=partial(last_step, engine, model, limits),
+        last_step=partial(last_step, engine, counted, limits),
     )
     engine.start()
     return Loaded(app, app.state.service, engine.close)
