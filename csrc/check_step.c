@@ -73,6 +73,9 @@ int32_t mt_check_step(const mt_engine *e, const mt_step *s, char *err) {
         s->n_out < 0 || s->n_out > s->n_rows || s->table_width < 1 || (s->n_out && !s->logits))
         return mt_fail(err, "step of %d rows, %d sequences, %d outputs; at most %d rows fit",
                        s->n_rows, s->n_seqs, s->n_out, e->plan.max_rows);
+    if (!s->tokens || !s->positions || !s->seq_start || !s->block_table ||
+        (s->n_out && !s->out_rows))
+        return mt_fail(err, "the step has no rows");
     if (s->n_out && !e->has_logits)
         return mt_fail(err, "%d rows of logits are wanted, the plan has none", s->n_out);
     if (e->n_embedded[MT_BY_SEGMENT] < INT64_MAX && !s->segments)

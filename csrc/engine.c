@@ -171,8 +171,8 @@ static size_t scratch_layout(mt_engine *e, mt_scratch *s, uint8_t *base) {
                  {(void **)&s->part, per_row},
                  {(void **)&s->total, per_row}};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
-        *parts[i].slot = base ? base + at : NULL;
-        at += mt_aligned(parts[i].n_bytes);
+        const size_t start = mt_place(base, &at, parts[i].n_bytes);
+        *parts[i].slot = base ? base + start : NULL;
     }
     return at;
 }
@@ -194,31 +194,40 @@ static void attention_shape(mt_engine *e) {
     e->split_rows = e->plan.max_rows < MT_SPLIT_ROWS ? e->plan.max_rows : MT_SPLIT_ROWS;
 }
 
-static int32_t load_scratch(mt_engine *e, char *err) {
-    const size_t rows = (size_t)e->plan.max_rows, n = (size_t)e->n_threads;
-    attention_shape(e);
-    mt_scratch none;
-    const size_t per_thread = scratch_layout(e, &none, NULL);
+/* What threads share, behind the scratch of each; with a base, places of it too. */
+static size_t shared_layout(mt_engine *e, uint8_t *base, size_t at) {
+    const size_t rows = (size_t)e->plan.max_rows;
     const size_t partials = (size_t)e->split_rows * (size_t)e->max_heads * (size_t)e->max_splits *
                             (size_t)(e->max_v_stride + 2) * sizeof(float);
+    struct {
+        void **slot;
+        size_t n_bytes;
+    } parts[] = {{(void **)&e->partials, partials},
+                 {(void **)&e->shares, (size_t)e->n_threads * sizeof *e->shares},
+                 {(void **)&e->row_seq, rows * sizeof *e->row_seq},
+                 {(void **)&e->tiles, rows * sizeof *e->tiles}};
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        const size_t start = mt_place(base, &at, parts[i].n_bytes);
+        if (base) *parts[i].slot = base + start;
+    }
+    const size_t pairs = mt_place(base, &at, pairs_layout(e, NULL));
+    if (base) pairs_layout(e, base + pairs);
+    return at;
+}
+
+static int32_t load_scratch(mt_engine *e, char *err) {
+    attention_shape(e);
+    mt_scratch none;
+    const size_t n = (size_t)e->n_threads, per_thread = scratch_layout(e, &none, NULL);
     e->arena_bytes = mt_aligned((size_t)e->plan.arena_bytes);
-    e->scratch_bytes = per_thread * n + mt_aligned(partials) + n * sizeof *e->shares +
-                       mt_aligned(rows * 4) + mt_aligned(rows * sizeof(mt_row_tile)) +
-                       pairs_layout(e, NULL);
+    e->scratch_bytes = shared_layout(e, NULL, per_thread * n);
     e->arena = mt_big_alloc(e->arena_bytes);
     uint8_t *at = e->scratch_memory = mt_big_alloc(e->scratch_bytes);
     if (!e->arena || !at)
         return mt_fail(err, "no memory for %zu bytes of activations",
                        e->arena_bytes + e->scratch_bytes);
     for (size_t t = 0; t < n; t++, at += per_thread) scratch_layout(e, &e->scratch[t], at);
-    e->partials = (float *)(void *)at;
-    at += mt_aligned(partials);
-    e->shares = (mt_share *)(void *)at;
-    at += n * sizeof *e->shares;
-    e->row_seq = (int32_t *)(void *)at;
-    at += mt_aligned(rows * 4);
-    e->tiles = (mt_row_tile *)(void *)at;
-    pairs_layout(e, at + mt_aligned(rows * sizeof(mt_row_tile)));
+    shared_layout(e, e->scratch_memory, per_thread * n);
     return 0;
 }
 

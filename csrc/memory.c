@@ -26,7 +26,56 @@ void *mt_line_alloc(size_t n_bytes) {
 void mt_line_free(void *p) { free(p); }
 #endif
 
-#if defined(__linux__) && !defined(MT_PLAIN_MEMORY)
+#if !defined(MT_GUARD_PAGES)
+size_t mt_place(uint8_t *base, size_t *taken, size_t n) {
+    (void)base;
+    const size_t start = *taken;
+    *taken += mt_aligned(n);
+    return start;
+}
+#endif
+
+#if defined(MT_GUARD_PAGES)
+
+enum { PAGE = 4096 };
+
+static size_t whole_pages(size_t n) { return (n + PAGE - 1) / PAGE * PAGE; }
+
+/* From the first page of a part of n bytes on. */
+static size_t before_part(size_t n) {
+    const char *which = getenv("MARTLET_GUARD");
+    return which && !strcmp(which, "start") ? 0 : whole_pages(n) - mt_aligned(n);
+}
+
+size_t mt_place(uint8_t *base, size_t *taken, size_t n) {
+    const size_t start = whole_pages(*taken) + before_part(n);
+    const size_t end = whole_pages(*taken) + whole_pages(n);
+    if (base) mprotect(base + end, PAGE, PROT_NONE);
+    *taken = end + PAGE;
+    return start;
+}
+
+void *mt_big_alloc(size_t n_bytes) {
+    const size_t total = whole_pages(n_bytes) + 2 * PAGE;
+    if (total < n_bytes) return NULL;
+    uint8_t *map = mmap(NULL, total, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (map == MAP_FAILED) return NULL;
+    if (n_bytes && mprotect(map + PAGE, whole_pages(n_bytes), PROT_READ | PROT_WRITE)) {
+        munmap(map, total);
+        return NULL;
+    }
+    return map + PAGE + before_part(n_bytes);
+}
+
+void mt_big_free(void *p, size_t n_bytes) {
+    uint8_t *map = (uint8_t *)((uintptr_t)p / PAGE * PAGE) - PAGE;
+    if (p) munmap(map, whole_pages(n_bytes) + 2 * PAGE);
+}
+
+void *mt_sparse_alloc(size_t n_bytes) { return mt_big_alloc(n_bytes); }
+void mt_sparse_free(void *p, size_t n_bytes) { mt_big_free(p, n_bytes); }
+
+#elif defined(__linux__) && !defined(MT_PLAIN_MEMORY)
 
 enum { HUGE_PAGE = 2 << 20 };
 

@@ -170,17 +170,18 @@ int mt_pack_tile(const mt_layout *f, const mt_tensor *t, int64_t tile, uint8_t *
 static uint8_t get_code(int kind, const uint8_t *in, int row, int i) {
     const int half = row / 16, group = i / 4, byte = row % 16 * 4 + i % 4;
     const int pair = half * 128 + group / 4 * 64 + byte, shift = 2 * (group & 3);
+    if (kind == MT_CODES_B8) return in[half * 512 + group * 64 + byte];
+    if (kind == MT_CODES_P2 || kind == MT_CODES_P2H1) { /* blocks too small for nibbles */
+        const uint8_t two = (uint8_t)(in[pair] >> shift & 3);
+        if (kind == MT_CODES_P2) return two;
+        return (uint8_t)(two | (in[256 + half * 64 + byte] >> group & 1) << 2);
+    }
     const uint8_t nibbles = in[half * 256 + (group & 3) * 64 + byte];
     const uint8_t nibble = group < 4 ? nibbles & 15 : nibbles >> 4;
-    const uint8_t two = (uint8_t)(in[pair] >> shift & 3);
-    switch (kind) {
-    case MT_CODES_B8: return in[half * 512 + group * 64 + byte];
-    case MT_CODES_P2: return two;
-    case MT_CODES_P2H1: return (uint8_t)(two | (in[256 + half * 64 + byte] >> group & 1) << 2);
-    case MT_CODES_N4H1: return (uint8_t)(nibble | (in[512 + half * 64 + byte] >> group & 1) << 4);
-    case MT_CODES_N4P2: return (uint8_t)(nibble | (in[512 + pair] >> shift & 3) << 4);
-    default: return nibble;
-    }
+    if (kind == MT_CODES_N4H1)
+        return (uint8_t)(nibble | (in[512 + half * 64 + byte] >> group & 1) << 4);
+    if (kind == MT_CODES_N4P2) return (uint8_t)(nibble | (in[512 + pair] >> shift & 3) << 4);
+    return nibble;
 }
 
 static float half_to_float(const uint8_t *p) {

@@ -156,17 +156,16 @@ int32_t mt_load_weights(mt_engine *e, const mt_plan *p, mt_bad_value *bad, char 
         } else if (mt_is_matrix(p, i)) {
             w->layout = layout;
             w->n_tiles = (t->rows + MT_TILE_ROWS - 1) / MT_TILE_ROWS;
-            const size_t packed =
-                mt_aligned((size_t)w->n_tiles * mt_tile_bytes(w->layout, w->cols));
+            const size_t packed = (size_t)w->n_tiles * mt_tile_bytes(w->layout, w->cols);
             if (is_late(p, i)) {
                 w->late = *t;
-                late_bytes += packed;
+                mt_place(NULL, &late_bytes, packed);
                 late_tiles += (size_t)w->n_tiles;
             } else {
-                n_bytes += packed;
+                mt_place(NULL, &n_bytes, packed);
             }
         } else {
-            n_bytes += mt_aligned((size_t)t->n_bytes);
+            mt_place(NULL, &n_bytes, (size_t)t->n_bytes);
         }
         job.n_tiles += w->n_tiles;
     }
@@ -180,21 +179,23 @@ int32_t mt_load_weights(mt_engine *e, const mt_plan *p, mt_bad_value *bad, char 
         if (!e->late_memory || !e->late_flags)
             return mt_fail(err, "no room for %zu bytes of experts", late_bytes);
     }
-    uint8_t *at = e->weight_memory, *late = e->late_memory, *flags = e->late_flags;
+    uint8_t *flags = e->late_flags;
+    size_t at = 0, late = 0; /* bytes taken so far */
     for (int32_t i = 0; i < p->n_tensors; i++) {
         mt_weight *w = &e->weights[i];
         if (w->stored.data) continue;
+        const size_t packed =
+            w->layout ? (size_t)w->n_tiles * mt_tile_bytes(w->layout, w->cols) : 0;
         if (w->late.data) {
-            w->packed = late;
-            late += mt_aligned((size_t)w->n_tiles * mt_tile_bytes(w->layout, w->cols));
+            w->packed = e->late_memory + mt_place(e->late_memory, &late, packed);
             w->is_packed = flags;
             flags += w->n_tiles;
         } else if (w->layout) {
-            w->packed = at;
-            at += mt_aligned((size_t)w->n_tiles * mt_tile_bytes(w->layout, w->cols));
+            w->packed = e->weight_memory + mt_place(e->weight_memory, &at, packed);
         } else {
-            w->values = memcpy(at, p->tensors[i].data, (size_t)p->tensors[i].n_bytes);
-            at += mt_aligned((size_t)p->tensors[i].n_bytes);
+            const size_t n = (size_t)p->tensors[i].n_bytes;
+            w->values = memcpy(e->weight_memory + mt_place(e->weight_memory, &at, n),
+                               p->tensors[i].data, n);
         }
     }
     if (pack_matrices(&job, bad, err)) return -1;

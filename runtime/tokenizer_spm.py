@@ -57,6 +57,9 @@ class SentencePiece:
             ) from error
         try:
             self._sp = sentencepiece.SentencePieceProcessor(model_proto=proto)
+        except UnicodeDecodeError as error:  # its reason quotes a token that is no text
+            reason = error.object.decode(errors="replace")
+            raise FileFormatError(f"sentencepiece refuses the token list: {reason}") from error
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise FileFormatError(f"sentencepiece refuses the token list: {reason}") from error

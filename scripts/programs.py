@@ -29,6 +29,15 @@ def need(program: str, package: str) -> None:
         raise Missing(f"{program} is not installed; {package} brings it")
 
 
+def find(program: str, package: str) -> str:
+    """Its path; pip may have laid it beside a Python whose folder is not in PATH."""
+    beside = str(Path(sys.executable).parent)
+    path = shutil.which(program) or shutil.which(program, path=beside)
+    if path is None:
+        raise Missing(f"{program} is not installed; {package} brings it")
+    return path
+
+
 def run(*command: str, environ: Mapping[str, str] | None = None, cwd: Path = ROOT) -> str:
     """What the command writes, errors included; `environ` is beside what is set anyway."""
     done = subprocess.run(

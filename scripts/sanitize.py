@@ -1,10 +1,11 @@
 """Builds the C code with sanitizers and runs its tests under them, on Linux with gcc and CMake.
 
-    python scripts/sanitize.py [--thread] [--build FOLDER] [pytest arguments]
+    python scripts/sanitize.py [--thread | --guard] [--build FOLDER] [pytest arguments]
 
-Addresses and undefined behaviour by default; --thread looks for data races. The first finding ends
-the run with its stack. Knows the build and the runtimes; the tests know nothing of it but that
-they may be slow.
+Addresses and undefined behaviour by default; --thread looks for data races. --guard lays each
+buffer against pages that may not be touched, first at its end and then at its start, with kernels
+as they are shipped. The first finding ends the run, with its stack where a sanitizer found it.
+Knows the build and the runtimes; the tests know nothing of it but that they may be slow.
 """
 
 from __future__ import annotations
@@ -15,57 +16,51 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from programs import ROOT, Missing, exit_code, find, run  # type: ignore[import-not-found]
 
 
 @dataclass(frozen=True)
 class Sanitizer:
-    """What -fsanitize= is given, and the runtime that must be in the process before Python is."""
+    """How CMake is asked for it, the runtime that must be in the process before Python is ("":
+    none), and what is in the environment of each run of the tests."""
 
-    flags: str
+    option: str
     runtime: str
-    environ: dict[str, str] = field(default_factory=dict)
+    environs: tuple[dict[str, str], ...]
 
 
 SANITIZERS = {
     "address": Sanitizer(
-        "address,undefined",
+        "-DMARTLET_SANITIZE=address,undefined",
         "libasan.so",
         # Python keeps its memory to the end; a size no machine has is for our own check to refuse.
-        {
-            "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
-            "UBSAN_OPTIONS": "print_stacktrace=1",
-        },
+        (
+            {
+                "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
+                "UBSAN_OPTIONS": "print_stacktrace=1",
+            },
+        ),
     ),
     # Python and NumPy are not compiled for it, so only what the library does counts.
     "thread": Sanitizer(
-        "thread", "libtsan.so", {"TSAN_OPTIONS": "ignore_noninstrumented_modules=1:halt_on_error=1"}
+        "-DMARTLET_SANITIZE=thread",
+        "libtsan.so",
+        ({"TSAN_OPTIONS": "ignore_noninstrumented_modules=1:halt_on_error=1"},),
+    ),
+    "guard": Sanitizer(
+        "-DMARTLET_GUARD=ON", "", ({"MARTLET_GUARD": "end"}, {"MARTLET_GUARD": "start"})
     ),
 }
 
 
-class Missing(Exception):
-    """One line: what this machine lacks for a sanitized run. Exit code 2."""
-
-
-class BuildFailed(Exception):
-    """The output of the compiler. Exit code 1, as for a test that fails."""
-
-
-def find_program(name: str) -> str:
-    beside = str(Path(sys.executable).parent)
-    found = shutil.which(name) or shutil.which(name, path=beside)
-    if found is None:
-        raise Missing(f"{name} is not installed; `pip install {name}` brings it")
-    return found
-
-
 def find_runtime(sanitizer: Sanitizer) -> str:
     """gcc answers with the bare name where it has no such file, and so does clang."""
-    compiler = find_program(os.environ.get("CC", "cc"))
+    if not sanitizer.runtime:
+        return ""
+    compiler = find(os.environ.get("CC", "cc"), "gcc")
     command = [compiler, f"-print-file-name={sanitizer.runtime}"]
     path = subprocess.run(command, capture_output=True, text=True).stdout.strip()
     if not os.path.isabs(path):
@@ -75,30 +70,26 @@ def find_runtime(sanitizer: Sanitizer) -> str:
 
 def build(sanitizer: Sanitizer, folder: Path) -> Path:
     """The library; martlet.h is laid beside it, where the executor looks for it."""
-    cmake = find_program("cmake")
+    cmake = find("cmake", "`pip install cmake`")
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
-    options = [f"-DMARTLET_SANITIZE={sanitizer.flags}", *generator]
-    for command in (
-        [cmake, "-S", str(ROOT / "csrc"), "-B", str(folder / "build"), *options],
-        [cmake, "--build", str(folder / "build"), "--parallel", str(os.cpu_count() or 1)],
-        [cmake, "--install", str(folder / "build"), "--prefix", str(folder)],
-    ):
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        if done.returncode:
-            raise BuildFailed(f"{' '.join(command)} failed:\n{done.stdout}")
+    made, jobs = str(folder / "build"), str(os.cpu_count() or 1)
+    run(cmake, "-S", str(ROOT / "csrc"), "-B", made, sanitizer.option, *generator)
+    run(cmake, "--build", made, "--parallel", jobs)
+    run(cmake, "--install", made, "--prefix", str(folder))
     return next(folder.glob("martlet/**/libmartlet.so"))
 
 
 def run_tests(sanitizer: Sanitizer, library: Path, arguments: list[str]) -> int:
-    environ = {
-        **os.environ,
-        **sanitizer.environ,
-        "LD_PRELOAD": find_runtime(sanitizer),
-        "MARTLET_LIBRARY": str(library),
-        "MARTLET_SANITIZED": "1",
-    }
+    """One after another with each environment; the code of the first run that fails."""
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environ).returncode
+    common = {"MARTLET_LIBRARY": str(library), "MARTLET_SANITIZED": "1"}
+    if runtime := find_runtime(sanitizer):
+        common["LD_PRELOAD"] = runtime
+    for environ in sanitizer.environs:
+        done = subprocess.run(command, cwd=ROOT, env={**os.environ, **environ, **common})
+        if done.returncode:
+            return done.returncode
+    return 0
 
 
 def native_tests() -> list[str]:
@@ -107,21 +98,20 @@ def native_tests() -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run the native tests under sanitizers.")
-    parser.add_argument("--thread", action="store_true", help="data races instead of memory")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--thread", action="store_true", help="data races instead of memory")
+    kind.add_argument("--guard", action="store_true", help="buffers against guard pages")
     parser.add_argument("--build", type=Path, help="keep the build in this folder, for next time")
     args, pytest_arguments = parser.parse_known_args()
-    sanitizer = SANITIZERS["thread" if args.thread else "address"]
-    with tempfile.TemporaryDirectory() as temporary:
-        try:
-            find_runtime(sanitizer)
+    sanitizer = SANITIZERS["thread" if args.thread else "guard" if args.guard else "address"]
+
+    def work() -> int:
+        with tempfile.TemporaryDirectory() as temporary:
+            find_runtime(sanitizer)  # before what takes minutes
             library = build(sanitizer, args.build or Path(temporary))
-        except Missing as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
-        except BuildFailed as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
-        return run_tests(sanitizer, library, pytest_arguments or [*native_tests(), "-q", "-x"])
+            return run_tests(sanitizer, library, pytest_arguments or [*native_tests(), "-q", "-x"])
+
+    return int(exit_code(work))
 
 
 if __name__ == "__main__":

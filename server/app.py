@@ -186,24 +186,24 @@ async def _answer(answerer: Answerer, request: Request) -> Response:
     except Exception:
         log.exception("request %s failed", request.state.request_id)
         problem = fault("internal error; the server's log has the details")
-    return problem.response(request.url.path)
+    return problem.response(request.scope["path"])
 
 
 def add_errors(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> JSONResponse:
-        return error.response(request.url.path)
+        return error.response(request.scope["path"])
 
     @app.exception_handler(MartletError)
     async def typed_error(request: Request, error: MartletError) -> JSONResponse:
-        return from_typed(error).response(request.url.path)
+        return from_typed(error).response(request.scope["path"])
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
-        path = request.url.path
+        path = request.scope["path"]
         message = f"{request.method} {path[:200]}: {error.detail}"
         return ApiError(error.status_code, message, headers=error.headers or {}).response(path)
 
     @app.exception_handler(Exception)
     async def bug(request: Request, error: Exception) -> JSONResponse:
-        return ApiError(500, "internal error", SERVER_FAULT).response(request.url.path)
+        return ApiError(500, "internal error", SERVER_FAULT).response(request.scope["path"])

@@ -155,7 +155,7 @@ async def generate(service: Service, route: Route, request: Request) -> Response
 def told(service: Service, request: Request, prepared: Prepared, reply: Reply) -> Told:
     """As the first of its engine requests has it; the others differ in their seeds."""
     return Told(
-        path=request.url.path,
+        path=request.scope["path"],
         headers=request.headers,
         answer_id=reply.id,
         asked_model=reply.model,

@@ -11,6 +11,7 @@ import math
 import os
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +82,20 @@ def _declarations(library: Path) -> str:
     return match.group(1)
 
 
+@cache
+def _declared(declarations: str) -> FFI:
+    """To read them takes as long as to load a small model."""
+    ffi = FFI()
+    ffi.cdef(declarations)
+    return ffi
+
+
 class Library:
     """The opened library and its declarations; refused where the two sides differ in layout."""
 
     def __init__(self) -> None:
         path = library_path()
-        self.ffi = FFI()
-        self.ffi.cdef(_declarations(path))
+        self.ffi = _declared(_declarations(path))
         try:
             self.lib: Any = self.ffi.dlopen(str(path))
         except OSError as error:

@@ -397,3 +397,22 @@ def test_each_is_refused_with_a_message(name: str, arch: str) -> None:
         LIB.mt_engine_free(engine)
     assert engine == FFI.NULL
     assert re.search(message, found), found
+
+
+@pytest.mark.parametrize("name", ["tokens", "positions", "seq_start", "block_table", "out_rows"])
+def test_a_step_without_one_of_its_arrays_is_refused(name: str) -> None:
+    records = sound_records("qwen2").copy()
+    engine, message = records.create()
+    assert engine != FFI.NULL, message
+    values = {"tokens": [1], "positions": [0], "seq_start": [0, 1], "block_table": [0]}
+    kept = {key: FFI.new("int32_t[]", value) for key, value in {**values, "out_rows": [0]}.items()}
+    counts = {"n_rows": 1, "n_seqs": 1, "n_out": 1, "table_width": 1}
+    logits, error = FFI.new("float[]", records.logits_width), FFI.new("char[]", LIB.MT_ERR_BYTES)
+    try:
+        step = FFI.new("mt_step *", {**counts, **kept, "logits": logits})
+        assert LIB.mt_engine_run(engine, step, error) == 0
+        setattr(step, name, FFI.NULL)
+        assert LIB.mt_engine_run(engine, step, error) != 0
+        assert FFI.string(error).decode() == "the step has no rows"
+    finally:
+        LIB.mt_engine_free(engine)

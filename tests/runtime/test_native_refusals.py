@@ -222,6 +222,10 @@ def test_the_environment_names_another_library(
         Library()
 
 
+def test_the_header_is_read_once() -> None:
+    assert Library().ffi is Library().ffi
+
+
 def test_a_refused_step_leaves_earlier_keys_alone(executor: NativeExecutor) -> None:
     tokens = [3, 1, 4, 1, 5, 9, 2, 6]
     expected = run_tokens(executor, tokens)

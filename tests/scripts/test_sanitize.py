@@ -1,5 +1,5 @@
-"""A sample of the sanitized run: what hostile plans and steps reach. The rest takes minutes and is
-`python scripts/sanitize.py`."""
+"""Samples of the sanitized runs: what hostile plans and steps reach, and each op on every ISA
+between guard pages. The rest takes minutes and is `python scripts/sanitize.py`."""
 
 import subprocess
 import sys
@@ -8,13 +8,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SAMPLE = ("test_native_refusals.py", "test_native_hostile.py")
+SAMPLES = {
+    (): ("tests/runtime/test_native_refusals.py", "tests/runtime/test_native_hostile.py"),
+    ("--guard",): ("tests/runtime/test_native.py", "-k", "every_op"),
+}
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="scripts/sanitize.py is for Linux")
-def test_refused_plans_and_steps_touch_nothing_else() -> None:
-    files = [str(ROOT / "tests" / "runtime" / name) for name in SAMPLE]
-    command = [sys.executable, str(ROOT / "scripts" / "sanitize.py"), *files, "-q", "-x"]
+@pytest.mark.parametrize("kind", SAMPLES, ids=" ".join)
+@pytest.mark.timeout(900)
+def test_nothing_else_is_touched(kind: tuple[str, ...]) -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "sanitize.py"), *kind]
+    command += [*SAMPLES[kind], "-q", "-x"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     if done.returncode == 2:
         pytest.skip(done.stderr.strip())
