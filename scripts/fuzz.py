@@ -158,7 +158,8 @@ def run_target(
     minutes: float | None,
     executions: int | None,
 ) -> Report:
-    """New inputs go to corpus / target, those that crash or hang to found / target."""
+    """New inputs go to corpus / target, those that crash or hang to found / target, and what the
+    fuzzer says meanwhile to found / target.log."""
     new, crashes, kept = corpus / target, found / target, CORPUS / target
     for folder in (new, crashes):
         folder.mkdir(parents=True, exist_ok=True)
@@ -173,19 +174,20 @@ def run_target(
         f"-artifact_prefix={crashes}/",
         "-print_final_stats=1",
     ]
-    done = subprocess.run(
-        [*command_of(target, build_folder), *options, *limit, *folders],
-        cwd=ROOT,
-        env=environ_of(build_folder),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
+    log = found / f"{target}.log"
+    with log.open("wb") as said:
+        done = subprocess.run(
+            [*command_of(target, build_folder), *options, *limit, *folders],
+            cwd=ROOT,
+            env=environ_of(build_folder),
+            stdout=said,
+            stderr=subprocess.STDOUT,
+        )
+    text = log.read_text(errors="replace")
     caught = sorted(set(crashes.iterdir()) - before)
     if done.returncode and not caught:
-        raise BuildFailed(f"{target} did not run:\n{done.stdout[-4000:]}")
-    return read_report(target, done.stdout, caught)
+        raise BuildFailed(f"{target} did not run:\n{text[-4000:]}")
+    return read_report(target, text, caught)
 
 
 def merge(target: str, build_folder: Path, corpus: Path) -> str:
