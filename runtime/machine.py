@@ -172,6 +172,16 @@ def resident_bytes(root: Path = ROOT) -> int:
     return peak if sys.platform == "darwin" else peak << 10
 
 
+def give_back_freed() -> None:
+    """Hands memory that is free within the C library's heaps back to the system. glibc keeps it
+    (malloc_trim(3)): what lives on in between holds the heaps of threads that loaded a model."""
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, TypeError, OSError):  # another C library, or Windows
+        return
+    trim(ctypes.c_size_t(0))
+
+
 def cgroup_folders(root: Path, controller: str) -> list[Path]:
     """Our cgroup and all around it, for version 2 and for this controller of version 1."""
     folders = []

@@ -68,7 +68,7 @@ class Report:
     def __str__(self) -> str:
         gained = f"{self.coverage_before} -> {self.coverage_after}"
         end = f"FOUND {', '.join(map(str, self.found))}" if self.found else "nothing found"
-        rate = self.executions / max(self.seconds, 1e-9)
+        rate = self.executions / max(self.seconds, 1)
         return (
             f"{self.target:16} {self.executions:>12,} executions  {rate:>9,.0f}/s  "
             f"coverage {gained:16} {end}"

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from fastapi import FastAPI
 
 from ..runtime.errors import NotEnoughMemory
+from ..runtime.machine import give_back_freed
 from .errors import ApiError
 from .facts import ModelFacts
 from .lifecycle import RETRY_AFTER_S, Lifecycle
@@ -185,6 +186,7 @@ class Shelf:
             del close
             # An engine and what it holds refer to each other, and a vocabulary may be large.
             await asyncio.to_thread(gc.collect)
+            await asyncio.to_thread(give_back_freed)
 
     def _left(self, place: Place) -> None:
         place.left_s = time.monotonic()

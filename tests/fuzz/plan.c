@@ -202,6 +202,7 @@ static size_t n_vectors(int32_t format) {
 
 /* Memory of its own for each weight, as long as it says. 0 where that is too much. */
 static int fill_tensors(trial *t, const edit *edits, int n, const mt_plan *sound) {
+    int fits = 1;
     for (int32_t i = 0; i < sound->n_tensors; i++) {
         mt_tensor *tensor = &t->tensors[i];
         const size_t n_real = (size_t)sound->tensors[i].n_bytes;
@@ -233,9 +234,9 @@ static int fill_tensors(trial *t, const edit *edits, int n, const mt_plan *sound
             free((void *)*pointer);
             *pointer = NULL;
         }
-        if (!is_sane && tensor->n_bytes > 0) return 0;
+        if (!is_sane && tensor->n_bytes > 0) fits = 0;
     }
-    return 1;
+    return fits;
 }
 
 static void free_plan(trial *t, int32_t n_tensors) {

@@ -1,5 +1,8 @@
 """Threads and memory on machines made of files."""
 
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -160,3 +163,22 @@ def test_pages_of_files_that_a_cgroup_holds_are_free_for_more(root: Path) -> Non
     assert found.most_bytes == 1536 << 10, "a cgroup's limit leaves no swap to count on"
     write(root, f"{folder}/memory.limit_in_bytes", str(2**63 - 4096))  # none, as version 1 says it
     assert memory(root).available_bytes == 3072 << 10
+
+
+FREED_BELOW_WHAT_LIVES = """
+import ctypes
+from martlet.runtime.machine import give_back_freed, resident_bytes
+blocks = [ctypes.create_string_buffer(100_000) for _ in range(2_000)]
+del blocks[:-1]  # the last one, at the top of the heap, holds the others
+kept = resident_bytes()
+give_back_freed()
+print(kept - resident_bytes())
+"""
+
+
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="other C libraries give back by themselves"
+)
+def test_freed_memory_is_given_back() -> None:
+    command = [sys.executable, "-c", FREED_BELOW_WHAT_LIVES]
+    assert int(subprocess.run(command, capture_output=True, check=True).stdout) > 150e6
