@@ -55,8 +55,8 @@ def misfit_of(v: Any) -> Any:
 
 @helper
 def common_divisor(wished: Any, n: int, most: int) -> Any:
-    """What nearly all of float32 (n,) are whole multiples of, the largest of them at most the
-    `most`-th; the finest there is, and 0 where there is none."""
+    """The half float that nearly all of float32 (n,) are whole multiples of, the largest of them at
+    most the `most`-th; the finest there is, and 0 where there is none."""
     widest = ZERO
     for j in range(n):
         widest = max(widest, abs(wished[j]))
@@ -64,11 +64,15 @@ def common_divisor(wished: Any, n: int, most: int) -> Any:
         return ZERO
     best, found = F(n) * _NEAR * _NEAR / F(4), ZERO
     for t in range(most, 0, -1):
-        scale, misfit = F(t) / widest, ZERO
+        # As it is stored: of a divisor's fractions the right one is a half float.
+        divisor, misfit = half(widest / F(t)), ZERO
+        if divisor == ZERO:
+            continue
+        scale = inverse(divisor)
         for j in range(n):
             misfit += misfit_of(abs(wished[j]) * scale)
         if misfit < best:
-            best, found = misfit, widest / F(t)
+            best, found = misfit, divisor
     return found
 
 
