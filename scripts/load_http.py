@@ -40,6 +40,7 @@ class Chunked:
         self.is_over = False
         self._held, self._left = b"", 0
         """_left: bytes of the chunk that are still to come, its line end included."""
+        self._is_last = False
 
     def feed(self, data: bytes) -> bytes:
         data, out = self._held + data, []
@@ -56,9 +57,12 @@ class Chunked:
             if end < 0:
                 self._held = data
                 break
-            size = int(data[:end].split(b";")[0], 16)
-            data = data[end + 2 :]
-            self.is_over, self._left = size == 0, size + 2 if size else 0
+            line, data = data[:end], data[end + 2 :]
+            if self._is_last:  # trailers, up to an empty line, which may come by itself
+                self.is_over = not line
+                continue
+            size = int(line.split(b";")[0], 16)
+            self._is_last, self._left = size == 0, size + 2 if size else 0
         return b"".join(out)
 
 

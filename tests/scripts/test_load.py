@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from martlet.scripts.load_figures import figures_of
-from martlet.scripts.load_http import Chunked
+from martlet.scripts.load_http import Chunked, Connections
 from martlet.scripts.load_run import Asked, Run, run_load
 from martlet.scripts.load_stream import Heard, read_stream
 from martlet.scripts.load_targets import HttpTarget
@@ -217,15 +217,47 @@ def test_turns_follow_each_other_and_hold_what_was_said(server: tuple[str, Paced
 @given(
     st.lists(st.binary(min_size=1, max_size=20), max_size=6),
     st.lists(st.integers(1, 9), max_size=40),
+    st.sampled_from((b"", b"Server-Timing: a\r\n")),
 )
-def test_frames_come_off_however_reads_are_cut(chunks: list[bytes], cuts: list[int]) -> None:
-    framed = b"".join(b"%x\r\n%s\r\n" % (len(each), each) for each in chunks) + b"0\r\n\r\n"
+def test_frames_come_off_however_reads_are_cut(
+    chunks: list[bytes], cuts: list[int], trailers: bytes
+) -> None:
+    framed = b"".join(b"%x\r\n%s\r\n" % (len(each), each) for each in chunks)
+    framed += b"0\r\n" + trailers + b"\r\n"
     chunked, got, at = Chunked(), b"", 0
     for size in [*cuts, len(framed)]:
         got += chunked.feed(framed[at : at + size])
         at += size
+        # What is left of an answer would be taken for the beginning of the next one.
+        assert chunked.is_over == (at >= len(framed))
     assert got == b"".join(chunks)
-    assert chunked.is_over
+
+
+def test_a_server_that_closes_after_each_answer_is_asked_anew() -> None:
+    """As llama-server does: the last line end by itself, then the connection goes, unannounced."""
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    n_connections = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal n_connections
+        n_connections += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(head + b"2\r\nhi\r\n0\r\n")
+        await asyncio.sleep(0.05)
+        writer.write(b"\r\n")
+        await asyncio.sleep(0.05)
+        writer.close()
+
+    async def visit() -> list[bytes]:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        connections = Connections(f"http://127.0.0.1:{port}")
+        replies = [await connections.ask("POST", "/", b"") for _ in range(3)]
+        server.close()
+        return [reply.body for reply in replies]
+
+    assert asyncio.run(visit()) == [b"hi"] * 3
+    assert n_connections == 3
 
 
 @given(st.lists(st.integers(1, 30), max_size=60))
