@@ -11,7 +11,6 @@ import math
 import os
 import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -82,20 +81,15 @@ def _declarations(library: Path) -> str:
     return match.group(1)
 
 
-@cache
-def _declared(declarations: str) -> FFI:
-    """To read them takes as long as to load a small model."""
-    ffi = FFI()
-    ffi.cdef(declarations)
-    return ffi
-
-
 class Library:
     """The opened library and its declarations; refused where the two sides differ in layout."""
 
     def __init__(self) -> None:
         path = library_path()
-        self.ffi = _declared(_declarations(path))
+        # One for each library: an FFI is locked while it opens one, and a collection of garbage
+        # that ends another executor of the same FFI in that moment would wait for ever.
+        self.ffi = FFI()
+        self.ffi.cdef(_declarations(path))
         try:
             self.lib: Any = self.ffi.dlopen(str(path))
         except OSError as error:
