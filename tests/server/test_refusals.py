@@ -336,7 +336,7 @@ def test_more_choices_than_an_idle_engine_takes_are_no_matter_of_waiting() -> No
             error = assert_refused(client.post(path, json={**BODIES[path], "n": 3}))
             assert error["param"] == "n"
             assert "at most 2" in error["message"]
-        wait_until(lambda: engine.n_unfinished == 0)
+            wait_until(lambda: engine.n_unfinished == 0)  # those that had found a place have left
         engine.unpaused.set()
         assert_works(client)
 
