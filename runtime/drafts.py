@@ -109,17 +109,15 @@ class _Index:
     def __init__(self) -> None:
         self._tokens: list[int] = []
         self._ends: dict[tuple[int, ...], list[int]] = {}
-        self._n_indexed = LEAST_MATCH - 1
 
     def longest_match(self, tokens: npt.NDArray[np.int32]) -> tuple[int, int]:
         """The end of the earlier run that has most tokens in common with the end of `tokens`, and
         how many; of equal ones the latest. (0, 0) where there is none."""
-        known, n = self._tokens, len(tokens)
-        known.extend(tokens[len(known) :].tolist())
+        known, n_seen = self._tokens, len(self._tokens)
+        known.extend(tokens[n_seen:].tolist())
         # The last run itself is no place to copy from: it is added once something follows it.
-        for end in range(self._n_indexed + 1, n):
+        for end in range(max(n_seen, LEAST_MATCH), len(known)):
             self._ends.setdefault(tuple(known[end - LEAST_MATCH : end]), []).append(end)
-        self._n_indexed = max(self._n_indexed, n - 1)
         best, n_best = 0, 0
         earlier = self._ends.get(tuple(known[-LEAST_MATCH:]), ())
         for end in reversed(earlier[-MOST_PLACES:]):
