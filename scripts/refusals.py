@@ -19,6 +19,7 @@ from collections import Counter
 from itertools import pairwise
 from urllib.parse import urlsplit
 
+from martlet.runtime.aggregates import percentile
 from martlet.scripts.load_http import Connections
 
 PROMPT = "Once upon a time there was a bird"
@@ -53,9 +54,8 @@ async def refused(connections: Connections, took_ms: list[float], statuses: Coun
 
 
 def told(values: list[float]) -> str:
-    ordered = sorted(values)
-    at = [ordered[int(len(ordered) * share)] for share in (0.5, 0.99)]
-    return f"p50 {at[0]:.1f}, p99 {at[1]:.1f}, worst {ordered[-1]:.1f} ms of {len(ordered)}"
+    p50, p99 = percentile(values, 50), percentile(values, 99)
+    return f"p50 {p50:.1f}, p99 {p99:.1f}, worst {max(values):.1f} ms of {len(values)}"
 
 
 def gaps_ms(stamps: list[list[float]], start: float, end: float) -> list[float]:
