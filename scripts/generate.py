@@ -128,7 +128,7 @@ def open_drafter(
 
 
 def words_of(draft_vocab: str | None) -> ChoiceOfWords | None:
-    """N, or N:FILE with a text to count tokens in. Raises MartletError, OSError."""
+    """N, or N:FILE with a text to count tokens in. Raises MartletError."""
     from martlet.runtime.draft_words import Words, frequent_words
 
     if draft_vocab is None:
@@ -136,7 +136,10 @@ def words_of(draft_vocab: str | None) -> ChoiceOfWords | None:
     count, _, path = draft_vocab.partition(":")
     if not count.isdecimal():
         raise MartletError(f"--draft-vocab is {draft_vocab!r}, expected N or N:FILE")
-    text = read_text(Path(path)) if path else ""
+    try:
+        text = read_text(Path(path)) if path else ""
+    except OSError as error:
+        raise MartletError(f"--draft-vocab names {path}: {error.strerror}") from None
 
     def choose(vocabulary: WritableVocabulary) -> Words:
         ids = vocabulary.encode(text, add_special=False, parse_special=False)

@@ -20,7 +20,7 @@ from martlet.scripts.load_workload import Conversation, Turn
 from .paced_server import PacedServer, end, paced_server
 
 Script = list[tuple[float, Any]]
-SLACK_MS = 400  # of a machine that does other things; what is measured is never shorter
+SLACK_MS = 400  # of a machine that does other things
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3}
 PLAIN: Script = [(120, "a"), (40, "b"), (40, "c"), (0, end("length", USAGE))]
 
@@ -56,7 +56,13 @@ def one(url: str, script: Script, **others: Any) -> Asked:
 
 
 def is_about(value: float | None, expected_ms: float) -> bool:
+    """A time from the request on: never shorter than the server waits."""
     return value is not None and expected_ms - 2 <= value < expected_ms + SLACK_MS
+
+
+def lasts_about(value: float | None, expected_ms: float) -> bool:
+    """A time between arrivals: shorter by as much as the first of them was late."""
+    return value is not None and expected_ms / 2 <= value < expected_ms + SLACK_MS
 
 
 def test_a_plain_stream(server: tuple[str, PacedServer]) -> None:
@@ -64,7 +70,7 @@ def test_a_plain_stream(server: tuple[str, PacedServer]) -> None:
     seen = found.seen
     assert (seen.outcome, seen.n_output, seen.n_prompt, found.reason) == ("ok", 3, 7, "length")
     assert is_about(seen.ttft_ms, 120)
-    assert is_about(seen.tpot_ms, 40)
+    assert lasts_about(seen.tpot_ms, 40)
     assert is_about(seen.end_to_end_ms, 200)
     assert seen.piece_tokens == (1, 1, 1)
     assert len(seen.token_gaps_ms) == 2
@@ -88,7 +94,7 @@ def test_reasoning_and_calls_are_tokens(server: tuple[str, PacedServer]) -> None
     usage = {"prompt_tokens": 7, "completion_tokens": 2}
     seen = one(server[0], [(100, thought), (60, call), (0, end("tool_calls", usage))]).seen
     assert is_about(seen.ttft_ms, 100)
-    assert is_about(seen.tpot_ms, 60)
+    assert lasts_about(seen.tpot_ms, 60)
 
 
 def test_steps_of_several_tokens(server: tuple[str, PacedServer]) -> None:
@@ -100,7 +106,7 @@ def test_steps_of_several_tokens(server: tuple[str, PacedServer]) -> None:
         server[0], [(50, told("a", 1)), (90, told("bcd", 4)), (0, end("length", usage))]
     ).seen
     assert seen.piece_tokens == (1, 3)
-    assert is_about(seen.step_gaps_ms[0], 90)
+    assert lasts_about(seen.step_gaps_ms[0], 90)
     assert seen.token_gaps_ms == [seen.step_gaps_ms[0], 0, 0]
     assert seen.tpot_ms == pytest.approx(seen.step_gaps_ms[0] / 3)
 
@@ -117,7 +123,7 @@ def test_the_token_that_ends_an_answer_has_no_text(server: tuple[str, PacedServe
     usage = {"prompt_tokens": 7, "completion_tokens": 3}
     seen = one(server[0], [(10, "a"), (30, "b"), (80, end("stop", usage))]).seen
     assert seen.piece_tokens == (1, 1, 1)
-    assert is_about(seen.step_gaps_ms[1], 80)
+    assert lasts_about(seen.step_gaps_ms[1], 80)
     only = one(server[0], [(60, end("stop", {"prompt_tokens": 7, "completion_tokens": 1}))]).seen
     assert is_about(only.ttft_ms, 60)
     assert only.end_to_end_ms == only.ttft_ms
