@@ -36,7 +36,8 @@ async def stream(url: str, n_tokens: int, stamps: list[float]) -> None:
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     asked = body(n_tokens, is_stream=True)
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {parts.netloc}\r\n"
-    head += f"Content-Type: application/json\r\nContent-Length: {len(asked)}\r\n\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(asked)}\r\n"
+    head += "Connection: close\r\n\r\n"  # so that the end of an answer is seen
     writer.write(head.encode() + asked)
     try:
         while data := await reader.read(1 << 16):
