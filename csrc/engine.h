@@ -183,6 +183,10 @@ int mt_is_matrix(const mt_plan *plan, int32_t tensor);
 /* Fills e->weights and e->n_tokens; e's pool is running. 0 on success. */
 int32_t mt_load_weights(mt_engine *e, const mt_plan *p, mt_bad_value *bad, char *err);
 void mt_free_weights(mt_engine *e);
+int32_t mt_load_kv(mt_engine *e, const mt_plan *p, char *err);
+int32_t mt_load_states(mt_engine *e, const mt_plan *p, char *err);
+/* Weights and keys are loaded. */
+int32_t mt_load_scratch(mt_engine *e, char *err);
 /* Packs a tile of a weight that is packed late. No other thread has this tile's item. */
 void mt_pack_late(mt_engine *e, const mt_weight *w, int64_t tile);
 /* Refuses a plan or step that would read or write outside its buffers. 0 on success. */

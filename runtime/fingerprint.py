@@ -51,7 +51,7 @@ def fingerprint(model: Model) -> bytes:
 def _code(executor: str) -> bytes:
     """The native library itself, or the versions of what computes instead."""
     if executor == "native":
-        from .executors.native import library_path
+        from .executors.native_library import library_path
 
         return hashlib.blake2b(Path(library_path()).read_bytes()).digest()
     from llvmlite.binding import get_host_cpu_name  # Numba compiles for the machine it runs on

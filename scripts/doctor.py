@@ -167,7 +167,7 @@ def isa_report() -> dict[str, Any]:
     from martlet.quant.errors import MartletError
 
     try:
-        from martlet.runtime.executors.native import Library
+        from martlet.runtime.executors.native_library import Library
 
         library = Library()
         isas = dict(library.isas())

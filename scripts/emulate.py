@@ -88,7 +88,7 @@ class Builds:
         run(compiler, "-std=gnu11", "-O1", source, "-o", str(program), "-ldl")
         if machine.is_arm:
             return build_for_arm(self.folder / "arm"), program
-        from martlet.runtime.executors.native import library_path
+        from martlet.runtime.executors.native_library import library_path
 
         return library_path(), program
 

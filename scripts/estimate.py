@@ -69,7 +69,7 @@ def estimate_file(
     from martlet.quant.gguf_file import GGUFFile
     from martlet.runtime import estimate as formulas
     from martlet.runtime.engine import Engine  # noqa: F401  # counts as part of the process
-    from martlet.runtime.executors.native import Library, NativeUnavailable
+    from martlet.runtime.executors.native_library import Library, NativeUnavailable
     from martlet.runtime.machine import choose_threads, memory, resident_bytes
     from martlet.runtime.ops import KvType
     from martlet.runtime.tokenizer import Tokenizer

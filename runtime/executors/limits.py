@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import ModelError
 from ..machine import memory
-from .native import Library
+from .native_library import Library
 
 _BUFFER_BYTES = 1 << 30  # well above the caches of most machines
 _LEAST_BUFFER_BYTES = 64 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from martlet.runtime.executors.native import Library, NativeUnavailable
+from martlet.runtime.executors.native_library import Library, NativeUnavailable
 
 try:
     LIBRARY = Library()

@@ -162,7 +162,7 @@ def test_a_file_that_is_cut_while_it_is_loaded_is_refused(
 def test_what_is_cut_reads_as_zeros_up_to_its_end(tmp_path: Path) -> None:
     """The watch itself, of two readers of one map, and of a page in the middle."""
     from martlet.runtime.executors.file_maps import FileMaps
-    from martlet.runtime.executors.native import Library
+    from martlet.runtime.executors.native_library import Library
 
     library = Library()
     path = tmp_path / "data"
@@ -187,7 +187,7 @@ import numpy as np
 from pathlib import Path
 from martlet.quant.file_map import FileMap
 from martlet.runtime.executors.file_maps import FileMaps
-from martlet.runtime.executors.native import Library
+from martlet.runtime.executors.native_library import Library
 path = Path(sys.argv[1])
 library = Library()
 maps = []

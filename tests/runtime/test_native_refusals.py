@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from martlet.runtime.errors import ModelError
-from martlet.runtime.executors.native import Library, NativeExecutor, NativeUnavailable
+from martlet.runtime.executors.native import NativeExecutor
+from martlet.runtime.executors.native_library import Library, NativeUnavailable
 from martlet.runtime.step import Step
 
 from ..recorded import recorded_model

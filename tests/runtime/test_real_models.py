@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from martlet.runtime.executors.native import NativeUnavailable
+from martlet.runtime.executors.native_library import NativeUnavailable
 from martlet.runtime.model import Model, load_model
 
 from .tiny import Chunk, make_step

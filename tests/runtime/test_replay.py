@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from martlet.runtime.executors.native import library_path
+from martlet.runtime.executors.native_library import library_path
 
 from .native_library import ISAS, LIBRARY
 from .op_cases import OP_CASES

@@ -166,7 +166,8 @@ def executors() -> list[Any]:
     from martlet.runtime.executors.reference import ReferenceExecutor
 
     try:
-        from martlet.runtime.executors.native import Library, NativeExecutor
+        from martlet.runtime.executors.native import NativeExecutor
+        from martlet.runtime.executors.native_library import Library
 
         Library()
     except MartletError:

@@ -29,7 +29,7 @@ ATTEMPTS = 3
 def isa_of(unit: str) -> str:
     """The best ISA that multiplies with this unit."""
     try:
-        from martlet.runtime.executors.native import Library
+        from martlet.runtime.executors.native_library import Library
 
         isas = [name for name, is_supported in Library().isas() if is_supported]
     except (ImportError, OSError, MartletError) as error:

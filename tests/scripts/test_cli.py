@@ -260,7 +260,7 @@ def test_doctor_tells_of_an_isa_that_cannot_be(martlet: Martlet) -> None:
 def test_b112_an_isa_above_the_cpu_ends_in_words(
     martlet: Martlet, tiny_file: Path, is_known: bool
 ) -> None:
-    from martlet.runtime.executors.native import Library, NativeUnavailable
+    from martlet.runtime.executors.native_library import Library, NativeUnavailable
 
     try:
         above = [name for name, is_there in Library().isas() if not is_there]

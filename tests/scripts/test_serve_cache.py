@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from martlet.runtime.errors import UnsupportedError
 from martlet.runtime.executors import choice
-from martlet.runtime.executors.native import Library, NativeUnavailable
+from martlet.runtime.executors.native_library import Library, NativeUnavailable
 from martlet.scripts.serve import check_can_save
 
 try:
