@@ -26,6 +26,7 @@ only from a block behind which their state was kept (state_slots.py).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 
 from .block_table import BlockTable, SecondTier
@@ -170,6 +171,15 @@ class BlockPool:
         if reason in ("new", "differs") and not at_token and self._tier:
             reason = "fingerprint" if self._tier.has_of_others(key.content) else reason
         return Miss(reason, at_token)
+
+    def n_known(self, table: BlockTable, tokens: TokenIds) -> int:
+        """Leading tokens in blocks that are known, by their digests alone: for who chooses among
+        pools. The table lends its keys, and nothing is taken."""
+        n_blocks = self._n_reusable(tokens)
+        if n_blocks:
+            self._key(table, tokens, n_blocks - 1)
+        is_unknown = lambda key: not self._index.has_digest(key)  # noqa: E731
+        return bisect_left(table.keys[:n_blocks], True, key=is_unknown) * self.block_tokens
 
     def grow(self, table: BlockTable, n_tokens: int) -> bool:
         """Adds blocks until n_tokens fit; False, with nothing changed, if too few are free."""

@@ -14,6 +14,7 @@ from martlet.scripts.bench_peers import bench_peers
 from martlet.scripts.bench_record import bench_record
 from martlet.scripts.bench_serve import bench_serve
 from martlet.scripts.bench_speculate import bench_speculate
+from martlet.scripts.bench_steps import bench_steps
 from martlet.scripts.chat import chat
 from martlet.scripts.console import OneLineErrors
 from martlet.scripts.convert import convert
@@ -31,6 +32,7 @@ from martlet.scripts.quality import quality
 from martlet.scripts.quantize import quantize
 from martlet.scripts.run import run
 from martlet.scripts.serve import serve
+from martlet.scripts.simulate import simulate
 from martlet.scripts.soak import soak
 from martlet.scripts.synthesize import synthesize
 from martlet.scripts.top import top
@@ -57,6 +59,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "bench-record": bench_record,
     "bench-compare": bench_compare,
     "bench-speculate": bench_speculate,
+    "bench-steps": bench_steps,
+    "simulate": simulate,
     "quantize": quantize,
     "imatrix": imatrix,
     "synthesize": synthesize,

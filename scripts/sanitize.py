@@ -22,6 +22,9 @@ from pathlib import Path
 from programs import ROOT, Missing, exit_code, find, run  # type: ignore[import-not-found]
 
 
+MOST_S = 3600  # of one test: checked code may be fifty times slower, and the machine busy
+
+
 @dataclass(frozen=True)
 class Sanitizer:
     """How CMake is asked for it, the runtime that must be in the process before Python is ("":
@@ -81,7 +84,8 @@ def build(sanitizer: Sanitizer, folder: Path) -> Path:
 
 def run_tests(sanitizer: Sanitizer, library: Path, arguments: list[str]) -> int:
     """One after another with each environment; the code of the first run that fails."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o", f"timeout={MOST_S}"]
+    command += arguments
     common = {"MARTLET_LIBRARY": str(library), "MARTLET_SANITIZED": "1"}
     if runtime := find_runtime(sanitizer):
         common["LD_PRELOAD"] = runtime
