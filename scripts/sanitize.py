@@ -21,7 +21,6 @@ from pathlib import Path
 
 from programs import ROOT, Missing, exit_code, find, run  # type: ignore[import-not-found]
 
-
 MOST_S = 3600  # of one test: checked code may be fifty times slower, and the machine busy
 
 
