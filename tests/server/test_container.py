@@ -16,7 +16,6 @@ from typing import Any
 import httpx
 import pytest
 import yaml  # type: ignore[import-untyped]
-from martlet.server.options import ServerOptions
 
 from ..scripts.tiny_file import write_tiny_model
 from .serving import wait_until
@@ -150,7 +149,6 @@ def test_probes_ask_for_what_is_there(deployment: dict[str, Any]) -> None:
         "livenessProbe": "/health",
         "readinessProbe": "/ready",
     }
-    assert ServerOptions().host != "0.0.0.0", "the manifest must say where it listens"
 
 
 def test_the_image_has_no_shell_before_martlet() -> None:
