@@ -237,6 +237,7 @@ class LongSoak:
             "most_files": max((look.n_files or 0 for look in self.looks), default=None),
             "most_threads": max((look.n_threads or 0 for look in self.looks), default=None),
             "first_model_by_metrics": self.totals,
+            "resident_bytes": [[round(look.at_s), look.resident_bytes] for look in self.looks],
         }
 
 
