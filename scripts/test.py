@@ -18,11 +18,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 C_FILES = (*(ROOT / "csrc").rglob("*.[ch]"), *(ROOT / "tests").rglob("*.c"))
 C_SOURCES = sorted(str(path.relative_to(ROOT)) for path in C_FILES)
 # All tests: one process per core, file by file, since a file's fixtures are models and servers.
-# In the order of collection: see tests/conftest.py.
-SIDE_BY_SIDE = (
-    *("-n", str(min(os.cpu_count() or 1, 4))),
-    *("--dist", "loadfile", "--no-loadscope-reorder"),
-)
+SIDE_BY_SIDE = ("-n", str(min(os.cpu_count() or 1, 4)), "--dist", "loadfile")
 CHECKS = (
     ("lint", ("ruff", "check", "--quiet", ".")),
     ("format", ("ruff", "format", "--quiet", "--check", ".")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import logging
 import sys
 from types import FunctionType
 
@@ -21,6 +22,7 @@ def watch() -> None:
 
 def main() -> None:
     target = importlib.import_module(f"{__package__}.{sys.argv.pop(1)}")
+    logging.getLogger("martlet").setLevel(logging.ERROR)  # here alone: tests read what is logged
     watch()
     atheris.Setup(sys.argv, target.run)
     atheris.Fuzz()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +19,6 @@ MOST_S = 5.0
 ENGINE = ScriptedEngine()
 APP = create_app(ENGINE, ENGINE.tokenizer, model_name="tiny", context=ENGINE.context)
 LOOP = asyncio.new_event_loop()
-logging.getLogger("martlet").setLevel(logging.ERROR)
 FIXED = [(b"host", b"localhost")]
 
 
