@@ -23,8 +23,8 @@ static void *copied(const void *from, size_t n, size_t size) {
     return to && n ? memcpy(to, from, n * size) : to;
 }
 
-static int32_t create(mt_engine *e, const mt_plan *p, const mt_options *o, mt_bad_value *bad,
-                      char *err) {
+static int32_t create(mt_engine *e, const mt_plan *p, const mt_options *o, mt_weight_room room,
+                      mt_bad_value *bad, char *err) {
     e->plan = *p;
     e->block_tokens = o->block_tokens;
     e->n_blocks = o->n_blocks;
@@ -59,14 +59,14 @@ static int32_t create(mt_engine *e, const mt_plan *p, const mt_options *o, mt_ba
     e->plan.kv_layers = NULL;
     e->plan.states = NULL;
     e->plan.inputs = NULL;
-    if (mt_load_weights(e, p, bad, err) || mt_load_kv(e, p, err) || mt_load_states(e, p, err) ||
-        mt_load_scratch(e, err))
+    if (mt_load_weights(e, p, room, bad, err) || mt_load_kv(e, p, err) ||
+        mt_load_states(e, p, err) || mt_load_scratch(e, err))
         return -1;
     return 0;
 }
 
-mt_engine *mt_engine_create(const mt_plan *plan, const mt_options *options, mt_bad_value *bad,
-                            char *err) {
+static mt_engine *checked_and_created(const mt_plan *plan, const mt_options *options,
+                                      mt_weight_room room, mt_bad_value *bad, char *err) {
     *bad = (mt_bad_value){.tensor = -1};
     if (mt_check_plan(plan, options, err)) return NULL;
     mt_engine *e = mt_line_alloc(sizeof *e); /* its gates have cache lines of their own */
@@ -75,11 +75,22 @@ mt_engine *mt_engine_create(const mt_plan *plan, const mt_options *options, mt_b
         return NULL;
     }
     memset(e, 0, sizeof *e);
-    if (create(e, plan, options, bad, err)) {
+    if (create(e, plan, options, room, bad, err)) {
         mt_engine_free(e);
         return NULL;
     }
     return e;
+}
+
+mt_engine *mt_engine_create(const mt_plan *plan, const mt_options *options, mt_bad_value *bad,
+                            char *err) {
+    return checked_and_created(plan, options, (mt_weight_room){0}, bad, err);
+}
+
+mt_engine *mt_engine_create_over(const mt_plan *plan, const mt_options *options, uint8_t *memory,
+                                 int64_t n_bytes, int32_t is_packed, mt_bad_value *bad, char *err) {
+    const mt_weight_room room = {memory, (size_t)n_bytes, is_packed};
+    return checked_and_created(plan, options, room, bad, err);
 }
 
 void mt_engine_free(mt_engine *e) {

@@ -102,7 +102,8 @@ struct mt_engine {
     size_t *guess_offsets; /* (plan.n_states) floats before each recurrent layer's part of that */
     size_t guess_width;
     uint8_t *weight_memory, *late_memory, *late_flags, *kv_memory, *arena, *scratch_memory;
-    size_t late_bytes; /* of weight_bytes, those in late_memory */
+    size_t late_bytes;        /* of weight_bytes, those in late_memory */
+    int32_t weights_are_lent; /* weight_memory is the caller's */
     size_t weight_bytes, kv_bytes, state_bytes, guess_bytes, arena_bytes, scratch_bytes;
     int32_t block_tokens, n_blocks, n_window_blocks, n_states, n_guesses, kv_type, isa, n_threads;
     int32_t has_logits;
@@ -180,8 +181,15 @@ static inline void mt_store_blocks(const mt_engine *e, const mt_op *op, int row,
 
 /* Whether an op of the plan multiplies by this tensor; no tensor is both matrix and vector. */
 int mt_is_matrix(const mt_plan *plan, int32_t tensor);
+/* Where the caller has room for packed weights, or all zeros. */
+typedef struct {
+    uint8_t *bytes;
+    size_t n_bytes;
+    int32_t is_packed;
+} mt_weight_room;
 /* Fills e->weights and e->n_tokens; e's pool is running. 0 on success. */
-int32_t mt_load_weights(mt_engine *e, const mt_plan *p, mt_bad_value *bad, char *err);
+int32_t mt_load_weights(mt_engine *e, const mt_plan *p, mt_weight_room room, mt_bad_value *bad,
+                        char *err);
 void mt_free_weights(mt_engine *e);
 int32_t mt_load_kv(mt_engine *e, const mt_plan *p, char *err);
 int32_t mt_load_states(mt_engine *e, const mt_plan *p, char *err);

@@ -19,7 +19,7 @@
 /* ---- cffi begins ---- */
 
 enum {
-    MT_ABI_VERSION = 24,
+    MT_ABI_VERSION = 25,
     MT_MOST_GUESSES = 64, /* rows of a sequence that may be taken back */
     MT_ERR_BYTES = 256    /* size of the message buffer that a failing call fills */
 };
@@ -264,6 +264,11 @@ int32_t mt_isa_best(void);
 /* Where matrices hold bad values, this fails and `bad` names the first one. */
 mt_engine *mt_engine_create(const mt_plan *plan, const mt_options *options, mt_bad_value *bad,
                             char *err);
+/* The same with weights in n_bytes of the caller's memory, which starts as zeros at a multiple of 64 and
+ * outlives the engine; so many as mt_info tells. is_packed: they are there already, as an engine for
+ * the same tensors left them, and are only read. No weight may be packed late. */
+mt_engine *mt_engine_create_over(const mt_plan *plan, const mt_options *options, uint8_t *memory,
+                                 int64_t n_bytes, int32_t is_packed, mt_bad_value *bad, char *err);
 /* Where a weight that is packed late holds a bad value, this fails, and mt_engine_bad tells which. */
 int32_t mt_engine_run(mt_engine *engine, const mt_step *step, char *err);
 void mt_engine_bad(const mt_engine *engine, mt_bad_value *bad);
@@ -341,6 +346,9 @@ MT_API int32_t mt_isa_supported(int32_t isa);
 MT_API int32_t mt_isa_best(void);
 MT_API mt_engine *mt_engine_create(const mt_plan *plan, const mt_options *options,
                                    mt_bad_value *bad, char *err);
+MT_API mt_engine *mt_engine_create_over(const mt_plan *plan, const mt_options *options,
+                                        uint8_t *memory, int64_t n_bytes, int32_t is_packed,
+                                        mt_bad_value *bad, char *err);
 MT_API int32_t mt_engine_run(mt_engine *engine, const mt_step *step, char *err);
 MT_API void mt_engine_bad(const mt_engine *engine, mt_bad_value *bad);
 MT_API int32_t mt_engine_read_rows(const mt_engine *engine, int32_t buffer, int32_t n_rows,

@@ -131,12 +131,13 @@ void mt_pack_late(mt_engine *e, const mt_weight *w, int64_t tile) {
 }
 
 void mt_free_weights(mt_engine *e) {
-    mt_big_free(e->weight_memory, e->weight_bytes - e->late_bytes);
+    if (!e->weights_are_lent) mt_big_free(e->weight_memory, e->weight_bytes - e->late_bytes);
     mt_sparse_free(e->late_memory, e->late_bytes);
     free(e->late_flags);
 }
 
-int32_t mt_load_weights(mt_engine *e, const mt_plan *p, mt_bad_value *bad, char *err) {
+int32_t mt_load_weights(mt_engine *e, const mt_plan *p, mt_weight_room room, mt_bad_value *bad,
+                        char *err) {
     pack_job job = {.e = e, .tensors = p->tensors};
     size_t n_bytes = 0, late_bytes = 0, late_tiles = 0;
     for (int32_t i = 0; i < p->n_tensors; i++) {
@@ -171,7 +172,11 @@ int32_t mt_load_weights(mt_engine *e, const mt_plan *p, mt_bad_value *bad, char 
     }
     e->weight_bytes = n_bytes + late_bytes;
     e->late_bytes = late_bytes;
-    e->weight_memory = mt_big_alloc(n_bytes);
+    e->weights_are_lent = room.bytes != NULL;
+    if (room.bytes && (late_bytes || n_bytes != room.n_bytes))
+        return mt_fail(err, "weights take %zu bytes, and %zu that are packed late; room is for %zu",
+                       n_bytes, late_bytes, room.n_bytes);
+    e->weight_memory = room.bytes ? room.bytes : mt_big_alloc(n_bytes);
     if (!e->weight_memory) return mt_fail(err, "no memory for %zu bytes of weights", n_bytes);
     if (late_bytes) {
         e->late_memory = mt_sparse_alloc(late_bytes);
@@ -194,11 +199,11 @@ int32_t mt_load_weights(mt_engine *e, const mt_plan *p, mt_bad_value *bad, char 
             w->packed = e->weight_memory + mt_place(e->weight_memory, &at, packed);
         } else {
             const size_t n = (size_t)p->tensors[i].n_bytes;
-            w->values = memcpy(e->weight_memory + mt_place(e->weight_memory, &at, n),
-                               p->tensors[i].data, n);
+            uint8_t *to = e->weight_memory + mt_place(e->weight_memory, &at, n);
+            w->values = room.is_packed ? to : memcpy(to, p->tensors[i].data, n);
         }
     }
-    if (pack_matrices(&job, bad, err)) return -1;
+    if (!room.is_packed && pack_matrices(&job, bad, err)) return -1;
     for (int by = 0; by < MT_N_EMBED_BYS; by++) e->n_embedded[by] = INT64_MAX;
     for (int32_t i = 0; i < p->n_ops; i++) {
         if (e->ops[i].kind != MT_OP_EMBED) continue;

@@ -30,6 +30,10 @@ class Need:
     def __add__(self, other: Need) -> Need:
         return Need(self.packed_bytes + other.packed_bytes, self.raw_bytes + other.raw_bytes)
 
+    def beside(self, shared_bytes: int) -> Need:
+        """Where so much of the packed copy is in memory already."""
+        return Need(self.packed_bytes - shared_bytes, self.raw_bytes)
+
 
 def need_of(
     plan: Plan, pool_bytes: int, pool_tokens: int, n_threads: int, mmap_experts: bool = False

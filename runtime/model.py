@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 
@@ -17,13 +17,16 @@ from .adapters import Adapter, AdapterFile, all_tensors, open_adapters
 from .config import ModelConfig
 from .draft_words import ChoiceOfWords, Words
 from .errors import FileFormatError, RequestError, UnsupportedError
+from .estimate import weight_bytes
 from .executors import Executor
 from .executors.choice import create_executor, likely_executor
+from .fingerprint import packed_key
 from .machine import choose_threads, memory
 from .memory_fit import Need, choose_repack, need_of
 from .models import record_nextn, record_plan, unused_tensors
 from .ops import BufferKind, KvType
 from .plan import Plan
+from .shared_weights import SharedWeights
 from .state_slots import SPARE_STATES
 from .step import MOST_GUESSES
 from .timeline import Timeline
@@ -57,6 +60,8 @@ class Model:
     """In the order of their numbers."""
     words: Words | None = None
     """Tokens that its logits are of; None: all."""
+    share_weights: bool = False
+    """Whether other processes use the same copy of them."""
     timeline: Timeline | None = None
     """Where it is written down what time goes into; steps already are."""
     _others: list[Executor] = field(default_factory=list, repr=False)
@@ -92,6 +97,7 @@ class Model:
             isa=getattr(main, "isa", None),
             kv_type=self.kv_type,
             repack=getattr(main, "repack", None),
+            shared=_shared(plan, weights) if self.share_weights else None,
         )
         self._others.append(executor)
         self.file.drop_pages()
@@ -122,6 +128,7 @@ def load_model(
     trace: TraceFile | None = None,
     mmap_experts: bool = False,
     repack: bool | None = None,
+    share_weights: bool = False,
 ) -> Model:
     """Opens a GGUF file (or the set of a shard).
 
@@ -133,7 +140,8 @@ def load_model(
     adapters: which requests can ask for; words: chooses the tokens that logits are of, for models
     that guess what others say; trace: where steps are written down; mmap_experts: experts take
     memory when they are first chosen; repack: hold a packed copy of the weights, which is
-    faster, or read them from the mapped file (both: native executor). None: hold one if it fits.
+    faster, or read them from the mapped file (both: native executor). None: hold one if it fits;
+    share_weights: hold it together with other processes of this machine (native executor, Linux).
     Raises NotEnoughMemory before anything is taken that is not there.
     """
     file = GGUFFile.open(path)
@@ -175,6 +183,10 @@ def load_model(
             guesses=guesses,
         )
         is_raw_asked = repack is False
+        shared = None
+        if share_weights:
+            _check_shared(executor, isa, {"mmap_experts": mmap_experts, "no-repack": is_raw_asked})
+            shared, repack = _shared(plan, weights), True
         if likely_executor(executor, isa)[1] == "native":
             guessing = None
             if guesses and config.nextn:  # with logits of all tokens: at most that
@@ -188,6 +200,8 @@ def load_model(
                 n_threads=choose_threads(threads).count,
                 mmap_experts=mmap_experts,
             )
+            if shared and shared.is_there:
+                need = need.beside(weight_bytes(plan))
             repack, why = choose_repack(need, memory(), repack, file_bytes=file.n_bytes)
             if why:
                 _LOG.warning("%s", why)
@@ -202,6 +216,7 @@ def load_model(
             n_states=pool.n_states,
             n_guesses=guesses,
             mmap_experts=mmap_experts or None,
+            shared=shared,
             n_threads=threads,
             isa=isa,
             kv_type=kv_type,
@@ -215,6 +230,8 @@ def load_model(
             )
         for source in (file, *(adapter.file for adapter in opened)):
             source.drop_pages()  # packed by now; those of a table that is still read come back
+        if shared:
+            reason += "; weights shared with other processes"
         if not getattr(runner, "repack", True):
             reason += "; weights as they stand in the file, with no packed copy"
     except BaseException:
@@ -223,12 +240,41 @@ def load_model(
         raise
     _LOG.info("%s: executor %s", path, reason)
     model = Model(
-        config, tokenizer, plan, runner, reason, pool.context, file, kv_type, opened, chosen
+        config,
+        tokenizer,
+        plan,
+        runner,
+        reason,
+        pool.context,
+        file,
+        kv_type,
+        opened,
+        chosen,
+        share_weights,
     )
     if trace:
         model.timeline = Timeline(trace, config.name)
         model.executor = model.timeline.traced(runner, plan)
     return model
+
+
+def _check_shared(executor: str, isa: str | None, others: Mapping[str, bool]) -> None:
+    """Raises UnsupportedError where weights cannot be shared between processes."""
+    found = likely_executor(executor, isa)[1]
+    if found != "native":
+        raise UnsupportedError(
+            f"executor {found} does not share weights: leave share_weights out, or get the native "
+            "executor (`martlet doctor` says what it lacks)"
+        )
+    for name, is_asked in others.items():
+        if is_asked:
+            raise UnsupportedError(
+                f"{name} leaves weights in the file, share_weights packs all of them: choose one"
+            )
+
+
+def _shared(plan: Plan, weights: WeightSource) -> SharedWeights:
+    return SharedWeights(packed_key(plan, weights), weight_bytes(plan))
 
 
 def _of_words(weights: WeightSource, words: Words | None) -> tuple[WeightSource, int]:

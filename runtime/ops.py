@@ -11,7 +11,7 @@ from enum import IntEnum
 
 import numpy as np
 
-ABI_VERSION = 24
+ABI_VERSION = 25
 Q8_BLOCK = 32  # activations share one scale per 32 values
 FLAG_ACCUMULATE = 1
 

@@ -173,6 +173,15 @@ RepackOption = Annotated[
 ]
 
 
+ShareWeightsOption = Annotated[
+    bool,
+    typer.Option(
+        "--share-weights",
+        help="Hold the packed weights in one copy for all processes of this machine that say so.",
+    ),
+]
+
+
 @dataclass(frozen=True)
 class LoadOptions:
     """How a model is loaded, as every command that computes asks for it."""
@@ -183,6 +192,7 @@ class LoadOptions:
     activations: ActivationsOption = ActivationsName.int8
     mmap_experts: MmapExpertsOption = False
     repack: RepackOption = None
+    share_weights: ShareWeightsOption = False
 
     def over_contexts(self, n_ctx: int) -> dict[str, Any]:
         """For those who lay out steps themselves, over whole contexts of n_ctx tokens."""
@@ -197,6 +207,7 @@ class LoadOptions:
             "activations": self.activations.value,
             "mmap_experts": self.mmap_experts,
             "repack": self.repack,
+            "share_weights": self.share_weights,
             **others,
         }
 

@@ -20,6 +20,7 @@ from ..estimate import matrices
 from ..machine import choose_threads
 from ..ops import KvType
 from ..plan import Plan, PlanTensor
+from ..shared_weights import SharedWeights
 from ..step import MOST_GUESSES, Step, check_adapters, check_given
 from ..weights import WeightSource, finite_values, not_finite
 from .file_maps import FileMaps
@@ -51,10 +52,12 @@ class NativeExecutor:
         n_guesses: int = MOST_GUESSES,
         mmap_experts: bool = False,
         repack: bool = True,
+        shared: SharedWeights | None = None,
     ) -> None:
         """mmap_experts: weights of experts stay in the mapped file until a row first chooses them,
         and take memory from then on. repack: keep a copy of matrices as products read them; without
-        it, each tile is laid out anew whenever it is used, and results are the same bits."""
+        it, each tile is laid out anew whenever it is used, and results are the same bits. shared:
+        where other processes find that copy, or this one does; closed with the executor."""
         self.max_rows = plan.max_rows
         self.block_tokens = block_tokens
         self.n_blocks = n_blocks
@@ -83,7 +86,8 @@ class NativeExecutor:
         self.repack = repack
         self._names = [(tensor.name, tensor.shape) for tensor in plan.tensors]
         bad = self._ffi.new("mt_bad_value *")
-        self._engine = self._lib.mt_engine_create(plan_c, options, bad, self._error)
+        self._shared = shared
+        self._engine = self._create(plan_c, options, bad)
         del keep  # C has copied or repacked everything
         self._maps.loaded()
         if not self._engine and bad.tensor >= 0:
@@ -103,6 +107,20 @@ class NativeExecutor:
         if Library().best_isa() == "scalar":
             return "no vector kernels for this CPU"
         return None
+
+    def _create(self, plan_c: Any, options: Any, bad: Any) -> Any:
+        if self._shared is None:
+            return self._lib.mt_engine_create(plan_c, options, bad, self._error)
+        memory, is_packed = self._shared.open()
+        self._stays.append(memory)
+        at = self._ffi.cast("uint8_t *", memory.ctypes.data)
+        create = self._lib.mt_engine_create_over
+        engine = create(plan_c, options, at, memory.nbytes, is_packed, bad, self._error)
+        if not engine:
+            self._shared.close()
+        elif not is_packed:
+            self._shared.publish()
+        return engine
 
     @property
     def isa(self) -> str:
@@ -189,6 +207,8 @@ class NativeExecutor:
             self._lib.mt_engine_free(self._engine)
             self._maps.close()
             self._stays.clear()
+            if self._shared:
+                self._shared.close()
             self._engine = None
 
     def __del__(self) -> None:
