@@ -18,6 +18,7 @@ from martlet.scripts.bench_steps import bench_steps
 from martlet.scripts.chat import chat
 from martlet.scripts.console import OneLineErrors
 from martlet.scripts.convert import convert
+from martlet.scripts.deploy_ray import deploy
 from martlet.scripts.divergence import divergence
 from martlet.scripts.doctor import doctor
 from martlet.scripts.doctor import version as installed_version
@@ -81,6 +82,7 @@ app = typer.Typer(
 )
 for name, command in COMMANDS.items():
     app.command(name, context_settings=SETTINGS.get(name))(command)
+app.add_typer(deploy, name="deploy")
 
 
 def show_version(wanted: bool) -> None:

@@ -1,11 +1,15 @@
 """Asks an app without a socket: for callers in the same process, and in the same event loop.
 
-Owns: the ASGI messages of one whole request and its answer. Must not know: what is asked.
+Owns: the ASGI messages of one request and its answer, whole or as it comes. Must not know: what is
+asked.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Iterable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from starlette.types import ASGIApp, Message
@@ -20,34 +24,77 @@ class Answer(NamedTuple):
     body: bytes
 
 
+@dataclass(frozen=True)
+class Relayed:
+    """A request that came in elsewhere."""
+
+    method: str
+    path: str
+    query: bytes = b""
+    headers: Iterable[tuple[bytes, bytes]] = field(default=HEADERS)
+    body: bytes = b""
+
+    @property
+    def scope(self) -> dict[str, Any]:
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": self.method,
+            "scheme": "http",
+            "path": self.path,
+            "raw_path": self.path.encode(),
+            "query_string": self.query,
+            "root_path": "",
+            "headers": list(self.headers),
+            "client": (HOST, 0),
+            "server": (HOST, 0),
+        }
+
+
 async def ask(app: ASGIApp, path: str, body: bytes) -> Answer:
     """POSTs a body of JSON. Nobody leaves before the answer is whole."""
-    scope: dict[str, Any] = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "root_path": "",
-        "headers": HEADERS,
-        "client": (HOST, 0),
-        "server": (HOST, 0),
-    }
-    unsent: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-    messages: list[Message] = []
+    answer = relay(app, Relayed("POST", path, body=body))
+    status, headers = await anext(answer)
+    named = {name.decode(): value.decode() for name, value in headers}
+    return Answer(status, named, b"".join([piece async for piece in answer]))
+
+
+async def relay(app: ASGIApp, request: Relayed) -> AsyncGenerator[Any, None]:
+    """First (status, headers as pairs of bytes), then pieces of the body as they come; what came
+    together goes together. Who stops asking has left: the app is told, and waited for."""
+    has_left = asyncio.Event()
+    unread: list[Message] = [{"type": "http.request", "body": request.body, "more_body": False}]
+    messages: asyncio.Queue[Message | None] = asyncio.Queue()
 
     async def receive() -> Message:
-        if not unsent:
-            await asyncio.Event().wait()
-        return unsent.pop()
+        if unread:
+            return unread.pop()
+        await has_left.wait()
+        return {"type": "http.disconnect"}
 
-    async def send(message: Message) -> None:
-        messages.append(message)
+    async def run() -> None:
+        try:
+            await app(request.scope, receive, messages.put)
+        finally:
+            messages.put_nowait(None)
 
-    await app(scope, receive, send)
-    start, *pieces = messages
-    headers = {name.decode(): value.decode() for name, value in start["headers"]}
-    return Answer(start["status"], headers, b"".join(piece.get("body", b"") for piece in pieces))
+    running = asyncio.create_task(run())
+    try:
+        start = await messages.get()
+        if start is not None:
+            yield start["status"], [tuple(pair) for pair in start["headers"]]
+        is_over = start is None
+        while not is_over:
+            found = [await messages.get()]
+            while not messages.empty():
+                found.append(messages.get_nowait())
+            is_over = found[-1] is None
+            if piece := b"".join(each.get("body", b"") for each in found if each is not None):
+                yield piece
+        await running  # with what it failed of
+    finally:
+        has_left.set()
+        if not running.done():
+            with contextlib.suppress(Exception):
+                await running
