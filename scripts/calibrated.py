@@ -32,7 +32,8 @@ CANDIDATES = {
 }
 PROBE = {256: "Q4_K", 32: "IQ4_NL"}  # in which the effect of feedback is measured
 TRIAL_TOKENS = 1024  # of trial runs at most; none of them enters the moments
-LEAST_TRIAL_TOKENS = 256
+LEAST_TRIAL_TOKENS = 512
+TRIAL_TEXTS = 8  # at least: prices from one or two texts are those of their subjects
 TRIAL_PRODUCTS = 2e12  # multiplications of all trial runs together, about: minutes on two cores
 SAMPLE_ROWS = 64  # of a matrix, whose errors stand for all rows
 PRICED_ROWS = 4096  # of a matrix, whose errors stand for all rows in a trial
@@ -55,9 +56,12 @@ class Texts:
     def split(
         cls, chunks: Sequence[list[int]], most_tokens: int, trial_tokens: int = TRIAL_TOKENS
     ) -> Texts:
-        """Spread over the whole text, each kind evenly."""
+        """Spread over the whole text, each kind evenly. Of chunks for trials the beginnings are
+        taken, so that there are several."""
         context = len(chunks[0]) if chunks else 1
-        n_trial = max(1, trial_tokens // context)
+        n_wanted = max(TRIAL_TEXTS, trial_tokens // context)
+        n_trial = max(1, min(n_wanted, len(chunks) // 4))
+        n_tokens = min(context, trial_tokens // n_trial)
         n_used = min(len(chunks), n_trial + max(2, most_tokens // context))
         if n_used * context < LEAST_TOKENS or n_used < n_trial + 2:
             raise TextTooShort(
@@ -67,7 +71,7 @@ class Texts:
         used = [chunks[i * len(chunks) // n_used] for i in range(n_used)]
         trial = {(2 * i + 1) * n_used // (2 * n_trial) for i in range(n_trial)}
         rest = [chunk for i, chunk in enumerate(used) if i not in trial]
-        return cls((rest[0::2], rest[1::2]), [used[i][:trial_tokens] for i in sorted(trial)])
+        return cls((rest[0::2], rest[1::2]), [used[i][:n_tokens] for i in sorted(trial)])
 
 
 @dataclass

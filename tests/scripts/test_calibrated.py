@@ -65,11 +65,21 @@ def test_trials_of_large_models_run_fewer_tokens() -> None:
 
     assert tokens(64, 4) == calibrated.TRIAL_TOKENS  # the embedding is no part of a trial's layers
     assert tokens(8192, 100) == calibrated.LEAST_TRIAL_TOKENS
-    between = [tokens(1024, layers) for layers in (35, 40, 45)]
+    between = [tokens(1024, layers) for layers in (32, 36, 40)]
     assert between[0] > between[1] > between[2] > calibrated.LEAST_TRIAL_TOKENS
     assert between[0] < calibrated.TRIAL_TOKENS
-    split = [Texts.split(chunks(80, context=128), 8192, n).trial for n in (300, 100)]
-    assert [[len(chunk) for chunk in trial] for trial in split] == [[128, 128], [100]]
+
+
+def test_trials_run_several_texts() -> None:
+    def lengths(context: int, n_tokens: int, n_chunks: int = 80) -> list[int]:
+        texts = Texts.split(chunks(n_chunks, context), 8192, n_tokens)
+        return [len(chunk) for chunk in texts.trial]
+
+    assert lengths(512, 1024) == [128] * 8
+    assert lengths(512, 512) == [64] * 8
+    assert lengths(32, 1024, 400) == [32] * 32
+    assert lengths(512, 1024, 12) == [341] * 3  # a short text keeps most of itself for moments
+    assert lengths(4096, 1024, 4) == [1024]
 
 
 def test_moments_that_do_not_fit_are_refused_with_both_numbers(
