@@ -42,18 +42,22 @@ class PrefixRouter(RequestRouter):
         pending_request.routing_context.should_backoff = True
         self._draw.shuffle(candidates)
         if self._policy == "prefix":
-            at = self._best(candidates, pending_request.args[0].chain)
-            candidates.insert(0, candidates.pop(at))
+            candidates.sort(key=self._unfinished)
+            if chain := pending_request.args[0].chain:
+                candidates.insert(0, candidates.pop(self._best(candidates, chain)))
         return [[each] for each in candidates]  # one after the other, as each refuses
 
     def _best(self, candidates: list[RunningReplica], chain: list[int]) -> int:
         return routing.by_prefix(
-            [self.replica_queue_len_cache.get(each.replica_id) or 0 for each in candidates],
+            [self._unfinished(each) for each in candidates],
             [self._known(each, chain) for each in candidates],
             [each.replica_id.unique_id.encode() for each in candidates],
-            b"".join(link.to_bytes(8, "little") for link in chain[:1]),
+            chain[0].to_bytes(8, "little"),
             self._draw,
         )
+
+    def _unfinished(self, replica: RunningReplica) -> int:
+        return self.replica_queue_len_cache.get(replica.replica_id) or 0
 
     def _known(self, replica: RunningReplica, chain: list[int]) -> int:
         sent = self._sent.get(replica.replica_id)

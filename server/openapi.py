@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic.json_schema import models_json_schema
@@ -94,11 +94,15 @@ ANSWERS: Mapping[str, Mapping[str, type]] = {
 
 def add_description(app: FastAPI, kinds: Mapping[str, type[Fields]]) -> None:
     """Of the routes that `app` has by now. kinds: what their bodies are."""
-    app.state.document = document = described(app, kinds)
+    app.state.document = described(app, kinds)
+    app.get(PATH, include_in_schema=False)(description)
 
-    @app.get(PATH, include_in_schema=False)
-    async def description() -> Json:
-        return document
+
+async def description(request: Request) -> Json:
+    """No closure: FastAPI keeps what answers for as long as the process lives, and a server of several
+    models makes an app for each that it loads."""
+    document: Json = request.app.state.document
+    return document
 
 
 def described(app: FastAPI, kinds: Mapping[str, type[Fields]]) -> Json:

@@ -54,15 +54,20 @@ def test_answers_are_held_against_those_alone() -> None:
 @pytest.mark.parametrize(
     ("late", "told"),
     [
-        (Look(30, 102, 7, 5), None),
-        (Look(30, 103, 5, 5), "resident_bytes grew"),
-        (Look(30, 100, 8, 5), "n_files grew"),
-        (Look(30, 100, 5, 8), "n_threads grew"),
+        ([Look(39, 102, 7, 5)], None),
+        ([Look(31, 190, 7, 5), Look(39, 102, 5, 5)], None),  # a peak: others were loaded
+        ([Look(39, 103, 5, 5)], "least resident_bytes grew"),
+        ([Look(31, 104, 5, 5), Look(39, 190, 5, 5)], "least resident_bytes grew"),
+        ([Look(39, 100, 8, 5)], "n_files grew"),
+        ([Look(39, 100, 5, 8)], "n_threads grew"),
+        ([], "too short"),
     ],
 )
-def test_what_grows_after_the_warm_up_is_a_fault(late: Look, told: str | None) -> None:
+def test_what_grows_after_the_warm_up_is_a_fault(late: list[Look], told: str | None) -> None:
     run = soak()
-    run.looks = [Look(1, 60, 5, 5), Look(9, 100, 5, 5), late]
+    assert run.seconds == 40
+    run.looks = [Look(1, 60, 5, 5), Look(9, 99, 5, 5), Look(11, 180, 5, 5), Look(19, 100, 5, 5)]
+    run.looks += late
     run._judge_looks()
     assert [told in fault for fault in run.faults] == ([True] if told else [])
 
