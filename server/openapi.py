@@ -99,8 +99,8 @@ def add_description(app: FastAPI, kinds: Mapping[str, type[Fields]]) -> None:
 
 
 async def description(request: Request) -> Json:
-    """No closure: FastAPI keeps what answers for as long as the process lives, and a server of several
-    models makes an app for each that it loads."""
+    """No closure: FastAPI keeps what answers for as long as the process lives, and a server of
+    several models makes an app for each that it loads."""
     document: Json = request.app.state.document
     return document
 
