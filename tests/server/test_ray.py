@@ -107,14 +107,15 @@ def test_answers_are_those_of_one_engine(client: httpx.Client, model_file: Path)
     assert [answer.text for answer in answers] == [one["choices"][0]["text"] for one in alone]
     assert len({answer.replica for answer in answers}) == 2
     whole = client.post(PATH, json=body(prompts[0])).json()
-    assert whole["choices"] == alone[0]["choices"] or whole["choices"][0]["text"] == answers[0].text
+    assert whole["choices"][0]["text"] == alone[0]["choices"][0]["text"]
 
 
 def test_refusals_keep_their_form(client: httpx.Client) -> None:
     refused = client.post(PATH, json=body("a", temperature="warm"))
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "temperature"
-    assert client.post(PATH, content=b"{").status_code == 400
+    json_type = {"Content-Type": "application/json"}
+    assert client.post(PATH, content=b"{", headers=json_type).status_code == 400
     assert client.get("/nowhere").status_code == 404
     assert client.get("/v1/models").json()["data"][0]["id"] == "tiny"
     stranger = client.post(PATH, json=body("a"), headers={"Authorization": "Bearer other"})
