@@ -24,6 +24,7 @@ def main() -> None:
     target = importlib.import_module(f"{__package__}.{sys.argv.pop(1)}")
     logging.getLogger("martlet").setLevel(logging.ERROR)  # here alone: tests read what is logged
     watch()
+    gc.freeze()  # what was imported stays: collections need not look at it again and again
     atheris.Setup(sys.argv, target.run)
     atheris.Fuzz()
 
