@@ -168,6 +168,8 @@ def seeds() -> Iterator[bytes]:
     yield save(0, 0, 0) + load(0, 0, 0) + reopen(0, 0, 0) + load(0, 0, 0) + load(0, 1, 0)
     yield write(0, 0, 0) + sound + reopen(0, 0, 0) + ask(0, 0, 0) + load(0, 0, 0)
     yield write(0, 0, 0) + resealed + reopen(0, 0, 0) + load(0, 0, 0) + touch(0, 1, 0)
+    in_block = bytes([0, 0, HEADER.size + len(TOKENS[0]), 1, 0, 0, 0, 0])
+    yield write(0, 0, 0) + in_block + reopen(0, 0, 0) + load(0, 0, 0) + ask(0, 0, 0)
     yield save(0, 0, 0) + save(1, 1, 1) + save(2, 2, 2) + reopen(1, 3, 0) + ask(0, 0, 0)
     yield reopen(0, 2, 0) + save(0, 0, 64) + save(1, 0, 64) + save(2, 0, 64) + touch(0, 0, 0)
     yield write(3, 0, 0) + sound + write(1, 0, 15) + sound + reopen(0, 1, 0) + save(1, 0, 0)
