@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
+from jinja2.filters import FILTERS as DEFAULT_FILTERS
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -103,8 +104,7 @@ class LimitedSandbox(ImmutableSandboxedEnvironment):
             extensions=["jinja2.ext.loopcontrols", Generation],
         )
         self.concat = self.join_parts  # type: ignore[method-assign]
-        self.filters.update({"tojson": tojson, "replace": _replace})
-        self.filters = {name: _checked_filter(run) for name, run in self.filters.items()}
+        self.filters = dict(_FILTERS)
         self.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -230,6 +230,10 @@ def _check_widths(form: str) -> None:
         raise LimitReached("the chat template uses a format with a very large or variable width")
 
 
+_FILTERS = {
+    name: _checked_filter(run)
+    for name, run in {**DEFAULT_FILTERS, "tojson": tojson, "replace": _replace}.items()
+}
 _BINOP_CHECKS: dict[str, Callable[[Any, Any], None]] = {
     "+": _check_sum,
     "*": _check_product,

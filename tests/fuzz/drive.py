@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import logging
+import shlex
 import sys
 from types import FunctionType
 
@@ -21,9 +22,13 @@ def watch() -> None:
 
 
 def main() -> None:
-    target = importlib.import_module(f"{__package__}.{sys.argv.pop(1)}")
+    name = sys.argv.pop(1)
+    target = importlib.import_module(f"{__package__}.{name}")
+    # What libFuzzer runs again for each part of a merge, through a shell and without our help.
+    sys.argv[0] = f"{shlex.quote(sys.executable)} -m {__package__}.drive {name}"
     logging.getLogger("martlet").setLevel(logging.ERROR)  # here alone: tests read what is logged
     watch()
+    gc.freeze()  # what was imported stays: collections need not look at it again and again
     atheris.Setup(sys.argv, target.run)
     atheris.Fuzz()
 
