@@ -80,6 +80,7 @@ class SharedWeights:
             if self._gate >= 0:
                 self._part.unlink(missing_ok=True)
             _remove_unused(self._path, self._file)
+            _unlock(self._file)  # a map that is still there holds the file open, and so its lock
             os.close(self._file)
             self._file = -1
         self._open_gate()
@@ -166,6 +167,12 @@ def _lock(file: int, *, exclusive: bool, wait: bool = True) -> None:
 
     kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
     fcntl.flock(file, kind if wait else kind | fcntl.LOCK_NB)
+
+
+def _unlock(file: int) -> None:
+    import fcntl
+
+    fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _remove_unused(path: Path, file: int) -> None:

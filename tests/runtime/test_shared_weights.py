@@ -229,6 +229,16 @@ def test_many_come_and_go(tmp_path: Path) -> None:
     assert not files(tmp_path)
 
 
+def test_who_still_holds_the_memory_keeps_nobody_waiting(tmp_path: Path) -> None:
+    first, second = (SharedWeights("key", SIZE, tmp_path) for _ in range(2))
+    memory, _ = first.open()
+    first.publish()
+    first.close()
+    assert second.open()[1] is False
+    assert not memory.any()
+    second.close()
+
+
 def test_too_little_shared_memory_is_told_in_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
